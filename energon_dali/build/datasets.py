@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from energon_dali.build.mixture import blend_sources, chain_sources, open_sources
+from energon_dali.build.builder import Builder, builds_itself
+from energon_dali.build.mixture import blend_sources, chain_sources, open_plain_sources, open_sources
 from energon_dali.build.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions
 from energon_dali.build.pipeline import build_stages
 from energon_dali.calls import explain_call
@@ -85,6 +87,11 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
         blend_by=blend_by,
     )
+    if builds_itself(options.encoder):
+        blend, sources = open_plain_sources(path, options)
+        if repeat:
+            _refuse_empty(sources, split_part, hint=".")
+        return Builder(blend, sources, options).build()
     blend, opened = open_sources(path, options)
     if repeat:
         _refuse_empty([source for _, source in opened], split_part, hint=".")
@@ -135,6 +142,11 @@ def get_val_dataset(
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
+    if builds_itself(options.encoder):
+        blend, sources = open_plain_sources(path, options)
+        if not allow_empty:
+            _refuse_empty(sources, split_part)
+        return Builder(blend, sources, options).build()
     _, opened = open_sources(path, options)
     if not allow_empty:
         _refuse_empty([source for _, source in opened], split_part)
@@ -172,6 +184,14 @@ def get_val_datasets(
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
+    if builds_itself(options.encoder):
+        blend, sources = open_plain_sources(path, options)
+        for source in () if allow_empty else sources:
+            _refuse_empty([source], split_part)
+        return [
+            (Builder(replace(blend, sources=(reference,)), [source], options).build(), source)
+            for reference, source in zip(blend.sources, sources, strict=True)
+        ]
     _, opened = open_sources(path, options)
     if not allow_empty:
         for _, source in opened:

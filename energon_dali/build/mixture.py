@@ -49,6 +49,26 @@ def open_sources(
         return _open_sources(_resolve(path, options), options, opening)
 
 
+def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, list[SourceDataset]]:
+    """Returns (the references of a path's datasets, their sources), for a task encoder that puts them together itself.
+
+    The sources do not repeat, and shuffle over no window: the task encoder adds both. Crude samples are not cooked.
+
+    Args:
+        path: The path that the user gave.
+        options: Options of the call.
+
+    Raises:
+        ConfigError: It is not a path, has no such split, or an option is invalid for it.
+        DatasetError: A dataset cannot be read. For a metadataset the message names file, line and key.
+        UntrustedCodeError: A dataset brings code that the user did not allow.
+        StorageError: A file cannot be read.
+    """
+    with opening_files() as opening:
+        blend = _resolve(path, options)
+        return blend, _sources(blend, replace(options, shuffle_buffer_size=None), opening, repeat=False)
+
+
 def _open_sources(
     blend: ResolvedBlend, options: DatasetOptions, opening: Opening
 ) -> tuple[ResolvedBlend, list[tuple[SavableDataset[Any], SourceDataset]]]:
@@ -57,20 +77,24 @@ def _open_sources(
     else:
         mixed = "repeated by blend_epochized" if blend.is_epochized else None
     repeat = options.training and options.repeat and not blend.is_epochized
-    trust = options.source.trust_dataset_code
-    opening.ahead(file for source in blend.sources for file in files_of_source(source, trust_dataset_code=trust))
-    opening.ahead(file for source in blend.sources for file in files_of_stores(source))
-    files = [read_ahead(reference, options, opening) for reference in blend.sources]
-    identities = Identities()
-    sources = [
-        open_source(reference, number, options, repeat, read, identities)
-        for number, (reference, read) in enumerate(zip(blend.sources, files, strict=True))
-    ]
+    sources = _sources(blend, options, opening, repeat)
     datasets = []
     for reference, source in zip(blend.sources, sources, strict=True):
         with located(reference):
             datasets.append(_loaded(source, reference, options, mixed))
     return blend, list(zip(datasets, sources, strict=True))
+
+
+def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, repeat: bool) -> list[SourceDataset]:
+    trust = options.source.trust_dataset_code
+    opening.ahead(file for source in blend.sources for file in files_of_source(source, trust_dataset_code=trust))
+    opening.ahead(file for source in blend.sources for file in files_of_stores(source))
+    files = [read_ahead(reference, options, opening) for reference in blend.sources]
+    identities = Identities()
+    return [
+        open_source(reference, number, options, repeat, read, identities)
+        for number, (reference, read) in enumerate(zip(blend.sources, files, strict=True))
+    ]
 
 
 def _resolve(path: object, options: DatasetOptions) -> ResolvedBlend:

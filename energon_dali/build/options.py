@@ -27,15 +27,6 @@ AnyEncoder = TaskEncoder[Any, Any, Any, Any]
 
 _DECODER_OPTIONS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
 
-_BUILD_HOOKS = (
-    "build_train_datasets",
-    "build_val_datasets",
-    "build_batch",
-    "build_encode_sample",
-    "build_cook_crude_sample",
-)
-"""Methods in which task encoders of Energon put datasets together themselves."""
-
 _MINIMUM = {
     "batch_size": 1,
     "packing_buffer_size": 1,
@@ -277,13 +268,6 @@ def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
     if not isinstance(encoder, TaskEncoder):
         hint = " Give an instance: write parentheses after the class." if isinstance(encoder, type) else ""
         raise ConfigError(f"task_encoder={encoder!r} is not an instance of energon_dali.TaskEncoder.{hint}")
-    builds = [name for name in _BUILD_HOOKS if hasattr(encoder, name)]
-    if builds:
-        raise ConfigError(
-            f"{type(encoder).__name__} defines {', '.join(builds)}, but no hook of that name is called here, so its "
-            "effect would be lost. Open the datasets one by one and put them together with BlendDataset, MapDataset, "
-            "EpochizeDataset and the other wrappers, or describe the mixture in a metadataset."
-        )
     for hook in HOOKS:
         refuse_async(getattr(encoder, hook))
     decoder = encoder.decoder

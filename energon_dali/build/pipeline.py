@@ -46,6 +46,28 @@ def build_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Savab
         ConfigError: The overridden hooks exclude each other, or do not fit the options.
     """
     encoder = options.encoder
+    tree = batch_stages(encode_stages(dataset, options), options)
+    tree = BatchCountDataset(tree)
+    if rank_decoder(encoder) is None and not isinstance(dataset, NativeSourceDataset):
+        tree = WorkerBorder(tree, block_size=1)
+    if options.virtual_epoch_length > 0:
+        tree = EpochizeDataset(tree, options.virtual_epoch_length)
+    if options.limit is not None:
+        tree = LimitDataset(tree, options.limit)
+    return tree
+
+
+def encode_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> SavableDataset[Any]:
+    """Returns the stages from loaded samples to encoded ones, with the worker border of a decoder in the rank.
+
+    Args:
+        dataset: Yields samples.
+        options: Options of the call.
+
+    Raises:
+        ConfigError: The overridden hooks exclude each other, or do not fit the options.
+    """
+    encoder = options.encoder
     _check_hooks(encoder, options)
     native = isinstance(dataset, NativeSourceDataset)
     if native and overridden(encoder, "preencode_sample"):
@@ -54,43 +76,55 @@ def build_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Savab
             'feed="native" yields them decoded. Use feed="block", or encode_sample alone.'
         )
     decoder = None if native else rank_decoder(encoder)
+    late = _late_decoder(encoder)
     tree = dataset
-    split = overridden(encoder, "preencode_sample") or (
-        overridden(encoder, "postencode_sample") and not overridden(encoder, "encode_sample")
-    )
     if overridden(encoder, "preencode_sample"):
         # It may run in a worker, ahead of the batches; its current_batch_index must not depend on that.
         tree = _map(tree, encoder, "preencode_sample", samples_per_batch=options.batch_size or 1)
-    pack_decoder: Decoder | None = None
-    late = _late_decoder(encoder)
     # Handles are measured, so that the blend does not depend on what can be decoded, nor on the decoder.
-    measures_handles = decoder is not None or (late is not None and split)
+    measures_handles = decoder is not None or (late is not None and _is_split(encoder))
     if measures_handles:
         tree = _measure(tree, encoder, options)
-    # The packing buffer of a split encoder holds encoded media; the packing stage decodes those that are chosen.
-    packs_handles = split and options.packing_buffer_size is not None
+    packs_handles = _packs_handles(options)
     if decoder is not None:
-        pack_decoder = decoder if packs_handles else None
-        tree = WorkerBorder(tree, None if pack_decoder else decoder, block_size=block_size(options.batch_size))
+        tree = WorkerBorder(tree, None if packs_handles else decoder, block_size=block_size(options.batch_size))
     elif late is not None:
-        pack_decoder = late if packs_handles else None
-        tree = tree if pack_decoder else DecodeDataset(tree, late)
+        tree = tree if packs_handles else DecodeDataset(tree, late)
     if overridden(encoder, "encode_sample"):
         tree = _map(tree, encoder, "encode_sample")
-    if not measures_handles:
-        tree = _measure(tree, encoder, options)
-    tree = _pack(tree, encoder, options, pack_decoder)
+    return tree if measures_handles else _measure(tree, encoder, options)
+
+
+def batch_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> SavableDataset[Any]:
+    """Returns the stages from encoded samples to encoded batches.
+
+    Args:
+        dataset: What `encode_stages` returned, or a dataset around it.
+        options: Options of the call.
+
+    Raises:
+        ConfigError: The overridden hooks do not fit the options.
+    """
+    encoder = options.encoder
+    _check_hooks(encoder, options)
+    feeds_decoded = getattr(encoder.decoder, "feed", "block") == "native"
+    decoder = None if feeds_decoded else rank_decoder(encoder)
+    pack_decoder = (decoder or _late_decoder(encoder)) if _packs_handles(options) else None
+    tree = _pack(dataset, encoder, options, pack_decoder)
     tree, batched = _batch(tree, encoder, options)
-    if batched and overridden(encoder, "encode_batch"):
-        tree = _map(tree, encoder, "encode_batch")
-    tree = BatchCountDataset(tree)
-    if decoder is None and not native:
-        tree = WorkerBorder(tree, block_size=1)
-    if options.virtual_epoch_length > 0:
-        tree = EpochizeDataset(tree, options.virtual_epoch_length)
-    if options.limit is not None:
-        tree = LimitDataset(tree, options.limit)
-    return tree
+    return _map(tree, encoder, "encode_batch") if batched and overridden(encoder, "encode_batch") else tree
+
+
+def _is_split(encoder: AnyEncoder) -> bool:
+    """Returns whether hooks run before media are decoded, and others after."""
+    return overridden(encoder, "preencode_sample") or (
+        overridden(encoder, "postencode_sample") and not overridden(encoder, "encode_sample")
+    )
+
+
+def _packs_handles(options: DatasetOptions) -> bool:
+    """Returns whether the packing buffer holds encoded media, of which the packing stage decodes those it chooses."""
+    return _is_split(options.encoder) and options.packing_buffer_size is not None
 
 
 def rank_decoder(encoder: AnyEncoder) -> Decoder | None:

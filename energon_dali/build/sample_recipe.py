@@ -13,7 +13,7 @@ from energon_dali.errors import DatasetFormatError
 from energon_dali.samples import CrudeSample
 from energon_dali.samples.base import BASE_FIELDS
 from energon_dali.shards import WebdatasetFolder, is_crude, resolve_part_filter, resolve_sample_loader
-from energon_dali.shards.meta.dataset_config import FACTORIES, STANDARD
+from energon_dali.shards.meta.dataset_config import FACTORIES, ORDER_KEYS, STANDARD
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class SampleRecipe:
     """A class of the program that makes the samples instead."""
     factory_options: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments in dataset.yaml."""
+    order: Mapping[str, Any] = field(default_factory=dict)
+    """What dataset.yaml says about the order of the samples: names and values of `ORDER_KEYS`."""
 
 
 def read_recipe(
@@ -54,27 +56,30 @@ def read_recipe(
         _check_fields(sample_type, field_map, "field_map=")
         return SampleRecipe(sample_type, field_map)
     config = folder.dataset_config
+    order = {name: config[name] for name in sorted(ORDER_KEYS & config.keys())}
     if sample_type is None and field_map is None and config.get("__class__", STANDARD) not in FACTORIES:
         kind = import_factory(config, folder.path)
         own = {name: value for name, value in config.items() if name not in ("__module__", "__class__")}
-        return SampleRecipe(kind.__sample_type__, factory=kind, factory_options=own)
+        return SampleRecipe(kind.__sample_type__, factory=kind, factory_options=own, order=order)
     subflavors = dict(config.get("subflavors") or {})
     if is_crude(config) and sample_type is None:
-        return SampleRecipe(CrudeSample, part_filter=resolve_part_filter(folder), subflavors=subflavors)
+        return SampleRecipe(CrudeSample, part_filter=resolve_part_filter(folder), subflavors=subflavors, order=order)
     chosen = sample_type or _sample_class(config, folder)
     if field_map is not None or "field_map" in config:
         if field_map is None:
             _check_fields(chosen, config["field_map"], f"field_map in dataset.yaml of {folder.path}")
         else:
             _check_fields(chosen, field_map, "field_map=")
-        return SampleRecipe(chosen, field_map or config["field_map"], subflavors=subflavors)
+        return SampleRecipe(chosen, field_map or config["field_map"], subflavors=subflavors, order=order)
     functions = resolve_sample_loader(folder)
     if functions is None:
         raise DatasetFormatError(
             f"dataset.yaml of {folder.path} has neither a field_map nor a sample_loader for {chosen.__name__}. Add a "
             "field_map, or pass field_map={field: part}."
         )
-    return SampleRecipe(chosen, sample_loader=functions[0], part_filter=functions[1], subflavors=subflavors)
+    return SampleRecipe(
+        chosen, sample_loader=functions[0], part_filter=functions[1], subflavors=subflavors, order=order
+    )
 
 
 def _check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: str) -> None:

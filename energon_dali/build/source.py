@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from energon_dali.build.factory_loader import FactoryLoader, SampleFactory
 from energon_dali.build.identities import Identities, SourceConfig
 from energon_dali.build.joined_sample import JoinedSampleLoader
-from energon_dali.build.options import DatasetOptions
+from energon_dali.build.options import DatasetOptions, check_number
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
@@ -53,6 +53,8 @@ class OpenedSource:
     """Identity of the data."""
     sample_type: str
     """Name of the class of the samples."""
+    order: Mapping[str, Any] = field(default_factory=dict)
+    """How `dataset.yaml` says that its samples are shuffled: names and values of `ORDER_KEYS`."""
 
 
 def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
@@ -112,7 +114,31 @@ def open_source(
             opened = _open_jsonl(reference, number, options, files)
         else:
             opened = _open_folder(reference, number, options, files, identities, factory)
+        reference, options = _with_order(opened.order, reference, options)
     return order_samples(opened, reference, number, options, repeat)
+
+
+def _with_order(
+    order: Mapping[str, Any], reference: SourceReference, options: DatasetOptions
+) -> tuple[SourceReference, DatasetOptions]:
+    """Returns the reference and the options with what `dataset.yaml` says about the order.
+
+    Raises:
+        DatasetFormatError: A value is not a number in its range.
+    """
+    names = {"shuffle_over_epochs": "shuffle_over_epochs_multiplier"}
+    for name, value in order.items():
+        try:
+            check_number(names.get(name, name), value)
+        except ConfigError as error:
+            raise DatasetFormatError(f"dataset.yaml of {reference.path}: {error}") from error
+    if "shuffle_over_epochs" in order:
+        reference = replace(reference, shuffle_over_epochs_multiplier=order["shuffle_over_epochs"])
+    if "max_samples_per_sequence" in order:
+        options = replace(options, max_samples_per_sequence=order["max_samples_per_sequence"])
+    if "parallel_shard_iters" in order:
+        options = replace(options, source=replace(options.source, parallel_shard_iters=order["parallel_shard_iters"]))
+    return reference, options
 
 
 def order_samples(
@@ -216,6 +242,7 @@ def _open_folder(
     found = files()
     folder = found.folder
     load: SampleLoader | FactoryLoader
+    recipe: SampleRecipe | None = None
     if factory is None:
         recipe = read_recipe(folder, options.source.sample_type, options.source.field_map)
         if recipe.factory is not None:
@@ -227,13 +254,15 @@ def _open_folder(
         reader = ShardReader(folder, options.source.part_filter or factory.part_filter)
         sample_type = load.sample_type.__name__
     else:
+        assert recipe is not None
         load = _loader(recipe, reference.subflavors, folder, number, options)
         reader = _reader(folder, recipe, load, options)
         sample_type = recipe.sample_type.__name__
     if isinstance(found.ranges, Exception):
         raise found.ranges
     ranges = take_subset(found.ranges, folder.shard_counts, reference.subset)
-    return OpenedSource(ranges, reader, load, identities.of(folder), sample_type)
+    order = {} if recipe is None else recipe.order
+    return OpenedSource(ranges, reader, load, identities.of(folder), sample_type, order)
 
 
 def _make_factory(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from energon_dali.build.builder import SourceFactory
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.source import open_source
 from energon_dali.cache import FileStore, WebdatasetFileStore
@@ -65,6 +66,9 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
     @abstractmethod
     def __len__(self) -> int:
         """Returns the number of samples, over all ranks."""
+
+
+BaseCoreDatasetFactory.register(SourceFactory)  # what build hooks of task encoders receive
 
 
 class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample], WebdatasetPreparator):

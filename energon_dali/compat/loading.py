@@ -6,8 +6,7 @@ import copy
 import logging
 from typing import Any
 
-from energon_dali.build import datasets
-from energon_dali.cache import FileStore, WebdatasetFileStore
+from energon_dali.build import builder, datasets
 from energon_dali.compat.av_decoder import with_energons_clips
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory
@@ -53,7 +52,7 @@ def get_val_datasets(path: Any, **options: Any) -> list[tuple[SavableDataset[Any
     return [(dataset, SourceFactory(source)) for dataset, source in found]
 
 
-class SourceFactory(BaseCoreDatasetFactory[Any]):
+class SourceFactory(builder.SourceFactory, BaseCoreDatasetFactory[Any]):
     """The factory that `get_val_datasets` returns next to a dataset.
 
     Args:
@@ -61,25 +60,10 @@ class SourceFactory(BaseCoreDatasetFactory[Any]):
     """
 
     def __init__(self, source: SourceDataset) -> None:
-        self._source = source
-        self.__sample_type__ = source.load.sample_type
+        super().__init__(source)
         self.path = EPath(source.name)
         self.paths = [self.path]
         self.name = self.path.display_name
-        self.subflavors = dict(source.load.subflavors)
-
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset[Any]:
-        return self._source
-
-    def as_file_store(self) -> FileStore[Any]:
-        return WebdatasetFileStore(self._source.name)
-
-    def __len__(self) -> int:
-        return self._source.order.base.num_samples
-
-    def config(self) -> dict[str, Any]:
-        """Returns what the source does, as plain values."""
-        return self._source.config()
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from energon_dali.metadataset.subset import Subset
 from energon_dali.shards import StoragePath
 
 PathLike = str | os.PathLike[str] | StoragePath
-_MODES = {
+BLEND_MODES = {
     "none": DatasetBlendMode.NONE,
     "weights": DatasetBlendMode.DATASET_WEIGHT,
     "repetitions": DatasetBlendMode.SAMPLE_REPETITIONS,
@@ -36,12 +36,18 @@ _MODES = {
 class LoadedDataset:
     """One dataset of a metadataset, with its weight or repetitions."""
 
-    dataset: SourceReference
-    """The dataset that is read."""
+    dataset: Any
+    """The dataset that is read: a SourceReference, or the factory of one that is open."""
     weight: float | None = None
     """Share of the draws; None if datasets are not blended by weight."""
     repetitions: float | None = None
     """How often its samples are repeated in an epoch; None if that is not given."""
+    aux: Mapping[str, Any] | None = None
+    """Its auxiliary stores by name; None if it has none."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the dataset, and its weight or repetitions: what older versions of Energon had as a pair."""
+        return iter((self.dataset, self.repetitions if self.weight is None else self.weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class DatasetLoaderInterface(ABC):
         )
         return LoadedDatasetList(
             tuple(LoadedDataset(source, source.weight, source.repetitions) for source in blend.sources),
-            _MODES[blend.mode],
+            BLEND_MODES[blend.mode],
         )
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:

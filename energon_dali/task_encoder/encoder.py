@@ -12,6 +12,7 @@ from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample
 from energon_dali.samples.batching import generic_batch, make_batch
+from energon_dali.task_encoder.building import current_builder
 from energon_dali.task_encoder.context import current_batch_index, current_sample_index
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.packing import PackSelection
@@ -173,6 +174,77 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
         Known inside hooks, in the process that runs them; see `FileStoreCachePool`.
         """
         return active_pool()
+
+    # --- putting datasets together, as in Energon ------------------------------------------------------------------
+
+    def build_train_datasets(self, *, datasets: Sequence[Any], **options: Any) -> Any:
+        """Returns the whole training dataset. Override it to put stages of your own between those of this class.
+
+        It is called while `get_train_dataset` opens a dataset, if it or another build hook is overridden. The interface
+        is Energon's, which does not promise to keep it.
+
+        Args:
+            datasets: A LoadedDataset each: a factory whose `build()` returns the loaded samples of one epoch, and its
+                weight or repetitions.
+            **options: worker_config, batch_size, batch_drop_last, packing_buffer_size, virtual_epoch_length,
+                shuffle_buffer_size, blend_mode and repeat.
+
+        Raises:
+            ConfigError: No dataset is being opened, or the options do not fit each other.
+        """
+        return current_builder().train(datasets=datasets, **options)
+
+    def build_val_datasets(self, *, datasets: Sequence[Any], **options: Any) -> Any:
+        """Returns the whole validation dataset, as `build_train_datasets` does for training.
+
+        Args:
+            datasets: A LoadedDataset each.
+            **options: worker_config, batch_size, batch_drop_last, packing_buffer_size and limit.
+
+        Raises:
+            ConfigError: No dataset is being opened, or the options do not fit each other.
+        """
+        return current_builder().validate(datasets=datasets, **options)
+
+    def build_cook_crude_sample(self, dataset: Any, **options: Any) -> Any:
+        """Returns a dataset whose crude samples are cooked by the cookers of this class; other samples pass.
+
+        Args:
+            dataset: Loaded samples, also several datasets in a mixture.
+            **options: worker_config, and Energon's subflavors, get_primary_aux and aux, which each dataset has itself.
+
+        Raises:
+            ConfigError: No dataset is being opened, or no cooker matches.
+        """
+        return current_builder().cook(dataset)
+
+    def build_encode_sample(self, dataset: Any, *, worker_config: Any = None) -> Any:
+        """Returns a dataset of encoded samples.
+
+        Args:
+            dataset: Loaded samples.
+            worker_config: That of the dataset.
+
+        Raises:
+            ConfigError: No dataset is being opened, or the hooks exclude each other.
+        """
+        return current_builder().encode(dataset)
+
+    def build_batch(self, dataset: Any, **options: Any) -> Any:
+        """Returns a dataset of batches, packed if that is asked for.
+
+        Args:
+            dataset: Encoded samples.
+            **options: worker_config, batch_size, batch_drop_last and packing_buffer_size.
+
+        Raises:
+            ConfigError: No dataset is being opened, or the hooks do not fit the options.
+        """
+        return current_builder().batch(dataset, **options)
+
+    def _load_dataset(self, dataset: Any, worker_rotation_offset: int = 0, worker_config: Any = None) -> Any:
+        """Returns the loaded samples of a LoadedDataset, cooked; programs call it in `build_train_datasets`."""
+        return current_builder().load(dataset)
 
     def overrides(self, hook: str) -> bool:
         """Returns whether this encoder does anything in a hook; see `overridden`."""

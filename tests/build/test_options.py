@@ -25,13 +25,6 @@ from energon_dali.shards import StoragePath, prepare_dataset
 from tests.loader.dataset_folder import prepare, write_shards
 
 
-class Builder(TaskEncoder[Any, Any, Any, Any]):
-    """Puts datasets together, as task encoders of Energon may."""
-
-    def build_batch(self, dataset: Any, **options: Any) -> Any:
-        return dataset
-
-
 class Bytes(TaskEncoder[Any, Any, Any, Any]):
     decoder = None
 
@@ -103,7 +96,6 @@ def test_sizes_are_whole_numbers_in_their_range(
     [
         ({"task_encoder": Bytes}, "write parentheses after the class"),
         ({"task_encoder": object()}, "is not an instance of energon_dali.TaskEncoder"),
-        ({"task_encoder": Builder()}, "Builder defines build_batch, but no hook of that name is called"),
         ({"worker_config": 4}, "worker_config=4 is not a WorkerConfig"),
         ({"sample_type": "TextSample"}, "sample_type='TextSample' is invalid: give a class"),
         ({"field_map": "txt"}, "field_map='txt' is invalid: give a dict"),

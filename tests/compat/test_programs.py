@@ -86,6 +86,25 @@ def test_a_program_runs_by_the_command_with_workers(program: str, data: Path, tm
     assert sorted(json.loads(report.read_text())["samples"]) == EXPECTED[program]["samples"]
 
 
+@pytest.mark.parametrize("encoder", ["current", "older", "batching"])
+def test_a_task_encoder_may_put_its_datasets_together_itself(encoder: str, data: Path, tmp_path: Path) -> None:
+    once = run("own_mixture", data, tmp_path / "once.json", "--encoder", encoder)
+    assert sorted(once["samples"]) == EXPECTED["own_mixture"]["samples"]
+    state = str(tmp_path / "state.pt")
+    for part in ("once", "train", "validation"):
+        options = ("--encoder", encoder, "--part", part)
+        whole = run("own_mixture", data, tmp_path / "whole.json", *options)
+        head = run("own_mixture", data, tmp_path / "head.json", *options, "--stop-after", "3", "--state", state)
+        tail = run("own_mixture", data, tmp_path / "tail.json", *options, "--state", state)
+        assert head["samples"] + tail["samples"] == whole["samples"]
+        os.remove(state)
+
+
+def test_with_workers_a_mixture_of_its_own_has_the_same_samples(data: Path, tmp_path: Path) -> None:
+    found = run("own_mixture", data, tmp_path / "report.json", "--num-workers", "2")
+    assert sorted(found["samples"]) == EXPECTED["own_mixture"]["samples"]
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
 def test_a_program_trains_and_resumes_in_the_workers_of_torchs_loader(data: Path, tmp_path: Path) -> None:
     whole = run("text_rows", data, tmp_path / "whole.json")

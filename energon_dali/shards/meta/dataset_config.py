@@ -53,7 +53,9 @@ FACTORIES = frozenset(
     (STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES)
 )
 
-_KEYS = frozenset(("__module__", "__class__", "part_filter", "split_config", "subflavors"))
+ORDER_KEYS = frozenset(("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs"))
+"""Arguments of Energon's factories that say how the samples are shuffled; they override those of the call."""
+_KEYS = frozenset(("__module__", "__class__", "part_filter", "split_config", "subflavors")) | ORDER_KEYS
 _STANDARD_KEYS = _KEYS | {"field_map", "sample_loader", "sample_type"}
 
 
