@@ -91,7 +91,7 @@ class Metrics:
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked child: a thread that the child does not have may hold it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may save a state while this thread counts
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter, such as "samples.skipped" or "route.dali-cpu"."""

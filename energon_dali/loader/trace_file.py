@@ -57,7 +57,7 @@ class TraceFile:
         self._pid = os.getpid()
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may take a batch while this thread adds events
         self._write_lock = threading.Lock()
         self._waiting: list[TraceEvent] = []
         self._wake = threading.Event()
