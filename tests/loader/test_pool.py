@@ -207,6 +207,19 @@ def test_memory_is_used_again_when_nobody_holds_it() -> None:
     pool.close()
 
 
+def test_memory_of_blocks_that_a_restart_discards_is_used_again() -> None:
+    pool = make_pool([10_000], make=photo, prefetch=2)
+    pool.next_block(0)
+    for turn in range(1, 31):
+        assert wait_until(lambda: pool.ready(0), 60)
+        assert pool._streams[0].blocks, "there is a block to discard"
+        pool.start(0, {"epoch": 0, "place": 4 * turn})
+        assert pool.next_block(0).elements[0].key == f"{4 * turn}"
+    maps = Path(f"/proc/{pool.pids[0]}/maps").read_text().splitlines()
+    assert 1 <= sum("energon-dali-block" in line for line in maps) <= 6
+    pool.close()
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_an_exception_arrives_as_what_it_was_with_the_traceback_of_the_worker(method: str) -> None:
     pool = make_pool([100, 100], mishap=Mishap(0, 9, "raise"), method=method)
