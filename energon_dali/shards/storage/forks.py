@@ -2,8 +2,11 @@
 
 obstore runs its requests on threads of its own, which a forked child does not have: every request of the child would
 wait forever, through new stores too, because the runtime belongs to the loaded library. So the child loads the library
-a second time, as a copy in memory, which costs about 50 ms and 15 MiB. A child that was forked before the first request
-shares the library with its parent.
+a second time, as a copy in memory. A child that was forked before the first request shares the library with its parent.
+
+The copy costs a child little more than loading the library first would: 12 ms of CPU and 5 MiB, compared with 8 ms and
+6 MiB (obstore 0.12.1, proportional set size). So the trainer uses the library too: reading its documents in a process
+of its own would take 240 ms of CPU and 27 MiB, and a client with botocore's signing 92 ms and 12 MiB, for s3:// alone.
 """
 
 from __future__ import annotations
