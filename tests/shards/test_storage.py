@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import http.server
 import os
@@ -355,3 +356,11 @@ def test_an_object_store_that_fails_for_a_moment_or_for_ever(
         with pytest.raises(StoreUnavailableError, match="read from s3://data for"):
             reader.read([0], [1])
         reader.close()
+
+
+def test_an_open_file_cannot_be_copied() -> None:
+    """Both copies would close its descriptor, the second one after another file took the number."""
+    descriptor = local.Descriptor(os.open(os.devnull, os.O_RDONLY))
+    for call in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="an open file cannot be copied"):
+            call(descriptor)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import NoReturn, overload
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
@@ -62,6 +62,9 @@ class Descriptor:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an open file cannot be copied or pickled: both copies would close its descriptor")
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         with contextlib.suppress(OSError):
