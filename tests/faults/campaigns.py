@@ -7,6 +7,7 @@ from tests.faults.disks import DISKS
 from tests.faults.images import IMAGES
 from tests.faults.indices import INDICES
 from tests.faults.kills import PREPARE_KILLS, TRAINING_KILLS
+from tests.faults.loaders import LOADERS
 from tests.faults.media import MEDIA
 from tests.faults.packing import PACK_KILLS, PACK_ON_RAY
 from tests.faults.programs import PROGRAMS
@@ -28,6 +29,7 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     S3,
     PREPARE_KILLS,
     TRAINING_KILLS,
+    LOADERS,
     PACK_KILLS,
     PACK_ON_RAY,
     SHARD_CACHE_KILLS,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import traceback
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.remote.s3_server import S3Server
-from energon_dali import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_dali import ConfigError, DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_dali.shards.storage import buckets
+from tests.forking import fork
 from tests.loader.dataset_folder import prepare, write_shards
 
 FAULTS = {"fault_503": 0.1, "fault_truncated": 0.1, "fault_reset": 0.1, "fault_slow": 0.05, "slow_seconds": 0.2}
@@ -94,3 +97,40 @@ def test_a_shard_that_vanishes_costs_its_samples_alone(server: S3Server, tmp_pat
     assert failures
     assert {failure["shard"] for failure in failures} == {lost.name}
     assert found == expected - {failure["key"] for failure in failures}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_that_forks_itself_while_requests_are_in_flight(server: S3Server, workers: int) -> None:
+    """Its copy may not take the loader's batches, and reads the same dataset by a loader of its own."""
+    loader = loader_of("s3://data/both.yaml", workers, read_ahead_bytes=1 << 20)
+    expected = keys(loader_of(str(server.folder / "data" / "both.yaml"), 0), 20)
+    server.configure(latency_seconds=0.05)
+    try:
+        found = []
+        for _ in range(2):
+            found += keys(loader, 4)
+            copy = fork()
+            if copy == 0:
+                os._exit(_use_in_a_copy(loader, expected))
+            found += keys(loader, 4)
+            assert os.waitpid(copy, 0)[1] == 0
+    finally:
+        server.configure(latency_seconds=0.005)
+    assert found == expected[:16]
+    loader.close()
+
+
+def _use_in_a_copy(loader: Any, expected: list[list[str]]) -> int:
+    """Returns 0 if a forked copy of the program can use what it inherits; ends the copy if it hangs."""
+    signal.alarm(60)
+    try:
+        with pytest.raises(ConfigError, match="is a forked copy of it"):
+            next(loader)
+        assert loader.stats().batches in (4, 12)
+        with get_savable_loader(loader.dataset, start_method="fork") as own:
+            assert keys(own, 8) == expected[:8]
+        loader.close()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
