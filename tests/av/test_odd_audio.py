@@ -142,6 +142,20 @@ def test_gaps_in_ogg_whose_next_packet_counts_on_the_missing_one(lost: tuple[int
     assert_ranges_are_slices(data)
 
 
+def test_samples_that_are_left_out_in_the_middle() -> None:
+    """Matroska may say of any packet how many of its last samples are not heard."""
+    stream = io.BytesIO()
+    with av.open(io.BytesIO(audio_file("opus-webm"))) as source, av.open(stream, "w", format="matroska") as target:
+        sound = target.add_stream_from_template(source.streams.audio[0])
+        packets = [packet for packet in source.demux(audio=0) if packet.size]
+        packets[40].set_sidedata(packets[-1].get_sidedata("skip_samples"))
+        for packet in packets:
+            packet.stream = sound
+            target.mux(packet)
+    assert decode_packed(stream.getvalue())[0].shape[1] < decode_packed(audio_file("opus-webm"))[0].shape[1]
+    assert_ranges_are_slices(stream.getvalue())
+
+
 def test_blocks_of_samples_that_go_over_the_ends_of_packets() -> None:
     data = encode_audio(AudioRecipe("pcm_dvd", "vob", "s16", rate=48000))
     whole, start = decode_packed(data)
