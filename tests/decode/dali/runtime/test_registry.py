@@ -1,9 +1,16 @@
-"""The engines of a process at its end."""
+"""The engines of a process: which of them rest, and its end."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+
+from energon_dali.decode.dali.runtime import registry
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
 PROGRAM = """
 import atexit, itertools, threading, time
@@ -32,3 +39,27 @@ def test_a_thread_that_decodes_ahead_makes_no_pipeline_at_exit() -> None:
     assert done.returncode == 0, done.stderr
     assert "atexit" not in done.stderr
     assert "terminate" not in done.stderr
+
+
+class RestingEngine:
+    """Notes that it was asked to rest."""
+
+    awake = False
+    rested: list[str]
+
+    def __init__(self, graph: str, options: PipelineOptions, memory: Any) -> None:
+        self.graph = graph
+
+    def rest(self) -> None:
+        self.rested.append(self.graph)
+
+
+def test_the_engines_that_were_used_last_stay_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MOST_AWAKE", 2)
+    monkeypatch.setattr(registry, "_engines", {})
+    monkeypatch.setattr(registry, "_memories", {})
+    monkeypatch.setattr(RestingEngine, "rested", [], raising=False)
+    make: Any = RestingEngine
+    for graph in ("first", "second", "first", "third"):
+        registry.engine_for(make, graph, PipelineOptions(device=Device("cpu"), num_threads=1, max_batch_size=1))
+    assert RestingEngine.rested == ["second"]

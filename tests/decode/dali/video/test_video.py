@@ -13,6 +13,7 @@ import torch
 from energon_dali.kernels.color_matrix import convert_colors
 
 from energon_dali import DaliDecoder, SampleDecoder
+from energon_dali.av import AVLimits
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.dispatch import submit_clips
@@ -124,6 +125,15 @@ def with_colour_matrix(data: bytes, matrix: int) -> bytes:
                 packet.stream = video
                 made.mux(packet)
     return stream.getvalue()
+
+
+def test_a_video_whose_frames_are_larger_than_the_limit_before_they_are_resized_stays_away_from_dali() -> None:
+    """PyAV resizes frame by frame; DALI holds all frames at full size."""
+    spec = VideoClips(1, 3, size=(8, 8))
+    for max_bytes in (3 * 3 * 96 * 64, 3 * 3 * 96 * 64 - 1):
+        handle, file = stage_clips("webm", video_file("vp9-webm"), spec, limits=AVLimits(max_bytes=max_bytes))
+        file.close()
+        assert is_eligible_video(handle, "cpu") == (max_bytes == 3 * 3 * 96 * 64)
 
 
 def test_a_matrix_that_changes_stays_away_from_dali() -> None:
