@@ -25,6 +25,10 @@ Size = npt.NDArray[np.int64]
 """int64 [2]: height and width."""
 
 
+_CORNER_DECIMALS = 6
+"""A corner that is less than a millionth of a pixel beyond a pixel needs no further pixel."""
+
+
 class Sampling(Enum):
     """How pixels between pixels are computed."""
 
@@ -41,6 +45,8 @@ class TransformMapper(ABC):
 
     source_name = ""
     """Name of torchvision's class."""
+    of_image = False
+    """Whether the transform is applied to a PIL image, and not to a tensor."""
 
     def __init__(self, transform: Any = None) -> None:
         self.transform = transform
@@ -102,7 +108,9 @@ class TransformMapper(ABC):
 
 
 class CustomTransform(TransformMapper):
-    """Base class of transforms of the program; override `apply_transform`."""
+    """Base class of transforms of the program; override `apply_transform`. It need not call `super().__init__()`."""
+
+    transform: Any = None
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -246,10 +254,14 @@ class RandomRotationMapper(TransformMapper):
         rotation = self.translate(*center) @ self.rotate(math.radians(degrees)) @ self.translate(-center[0], -center[1])
         size = dst_size
         if self.transform.expand:
-            corners = rotation @ np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]], np.float64)
-            low, high = corners[:2].min(axis=1), corners[:2].max(axis=1)
-            rotation = self.translate(-low[0], -low[1]) @ rotation
-            size = np.ceil(np.round(high - low, 6))[::-1].astype(np.int64)
+            # As PIL does: whole pixels on each side, and the centre of the image stays in the middle.
+            corners = np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]], np.float64)
+            found = np.round(np.linalg.inv(rotation) @ corners, _CORNER_DECIMALS)[:2]
+            high, low = found.max(axis=1), found.min(axis=1)
+            if not (self.of_image and degrees % 90 == 0):  # PIL transposes then, and needs no further pixel
+                high, low = np.ceil(high), np.floor(low)
+            size = (high - low)[::-1].astype(np.int64)
+            rotation = self.translate((size[1] - width) / 2, (size[0] - height) / 2) @ rotation
         return rotation @ matrix, size, degrees
 
 
@@ -325,6 +337,7 @@ class MergeTransform(torch.nn.Module):
         source = np.array((x.height, x.width) if image else x.shape[-2:], np.int64)
         matrix, size = np.eye(3, dtype=np.float64), source
         for mapper in self.transforms:
+            mapper.of_image = image
             matrix, size, _ = mapper.apply_transform(matrix, size)
         backward = np.linalg.inv(matrix).astype(np.float64)
         backward /= backward[2, 2]
