@@ -51,8 +51,9 @@ class WorkerConfig:
     """Logical streams of the job; None is world_size x max(1, num_workers), or world_size x 8 with num_workers="auto".
     Fixed for the life of a job."""
     worker_debug_path: str | None = None
-    """File for the debug log, a line of JSON per delivered element; may contain {worker_id} (the rank: elements are
-    logged where they are delivered) and {pid}. None logs to `energon_dali.debug`."""
+    """File for the debug log, a line of JSON per delivered element; may contain {worker_id} and {pid}. With
+    {worker_id}, rank r has the file r x (num_workers + 1) for what it delivers, and its worker w the file w + 1 after
+    it for the elements of its streams, as in Energon. None logs to `energon_dali.debug`."""
     worker_log_level: int = 0
     """0 logs nothing; 1 and more log the keys of each delivered element."""
     trace_path: str | os.PathLike[str] | None = None

@@ -20,6 +20,9 @@ _LOG = logging.getLogger("energon_dali.debug")
 class DebugLog:
     """The debug log of one rank, which `WorkerConfig.worker_log_level` turns on.
 
+    With {worker_id} in its path, the rank and each of its workers have a file, numbered as in Energon. What the rank
+    delivers is written into both its own file and that of the worker which runs the stream.
+
     Args:
         config: Names the file. Without a file, lines go to the logger `energon_dali.debug`.
 
@@ -30,13 +33,21 @@ class DebugLog:
     def __init__(self, config: WorkerConfig) -> None:
         self._rank = config.rank
         self._path = None
+        self._worker_paths: dict[int, str] = {}
+        """By stream, the file of the worker that runs it; empty if workers have no files."""
         self._stopped = False
         if config.worker_debug_path is not None:
-            self._path = str(config.worker_debug_path).format(worker_id=config.rank, pid=os.getpid())
+            first = config.rank * (config.num_workers + 1)
+            self._path = _filled(config.worker_debug_path, first)
+            if config.num_workers and _filled(config.worker_debug_path, first + 1) != self._path:
+                for stream in config.streams:
+                    worker = config.layout.worker_of_stream(stream)[1]
+                    self._worker_paths[stream] = _filled(config.worker_debug_path, first + 1 + worker)
             try:
-                os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
-                with open(self._path, "a", encoding="utf-8"):
-                    pass
+                for path in {self._path, *self._worker_paths.values()}:
+                    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+                    with open(path, "a", encoding="utf-8"):
+                        pass
             except OSError as error:
                 raise ConfigError(
                     f"worker_debug_path={config.worker_debug_path!r} cannot be written: {error}. Give a path in a "
@@ -64,7 +75,12 @@ class DebugLog:
         if self._stopped:
             return
         values = {"rank": self._rank, "stream": stream, "count": count, "event": event, "keys": keys}
-        self._write(values if mode is None else {**values, "mode": mode})
+        values = values if mode is None else {**values, "mode": mode}
+        worker_path = self._worker_paths.get(stream)
+        if event == "delivered" or worker_path is None:
+            self._write(values, self._path)
+        if worker_path is not None:
+            self._write({**values, "event": "logged"}, worker_path)
 
     def failures(self, groups: list[dict[str, Any]]) -> None:
         """Writes one line about all samples that failed so far.
@@ -72,24 +88,28 @@ class DebugLog:
         Args:
             groups: Plain values of each group; see `FailureGroup`.
         """
-        self._write({"rank": self._rank, "pid": os.getpid(), "event": "failures", "failures": groups})
+        self._write({"rank": self._rank, "pid": os.getpid(), "event": "failures", "failures": groups}, self._path)
 
-    def _write(self, values: dict[str, Any]) -> None:
+    def _write(self, values: dict[str, Any], path: str | None) -> None:
         line = json.dumps(values, default=str)
-        if self._path is None:
+        if path is None:
             _LOG.info("%s", line)
             return
         # Opened for each line: the log serves to find errors, and must be complete when the process dies.
         try:
-            with open(self._path, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             self._stopped = True  # training is more important than its log
             _LOG.warning(
                 "The debug log stops here, and training continues without it: could not write %s: %s",
-                self._path,
+                path,
                 write_failure(error),
             )
+
+
+def _filled(path: str, worker_id: int) -> str:
+    return str(path).format(worker_id=worker_id, pid=os.getpid())
 
 
 def keys_of(element: Any) -> Any:

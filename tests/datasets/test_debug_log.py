@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from energon_dali import LogSampleDataset, WorkerConfig
+from energon_dali.diagnosis.debug_logs import DebugLogs, find_logs
 from energon_dali.errors import ConfigError
 from tests.datasets.oracle import Counting, config, take
 from tests.full_disk import largest_file
@@ -18,6 +20,27 @@ def test_a_line_for_each_delivered_element(tmp_path: Path) -> None:
     assert [(line["stream"], line["count"], line["keys"]) for line in lines] == [
         (number % 2, number // 2, f"sample{number}") for number in range(5)
     ]
+
+
+def test_each_worker_has_a_file_as_in_energon(tmp_path: Path) -> None:
+    log = str(tmp_path / "{worker_id}.jsonl")
+    job = WorkerConfig(
+        rank=1, world_size=2, num_workers=2, num_streams=8, worker_log_level=1, worker_debug_path=log
+    )  # its streams are 1, 3, 5, 7: two of each worker
+    take(LogSampleDataset(Counting(16, job), "train"), 20)
+    lines = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(tmp_path.iterdir())
+    }
+    assert sorted(lines) == ["3", "4", "5"]
+    assert [line["stream"] for line in lines["3"]] == [1, 3, 5, 7, 1, 3, 5, 7]
+    assert {line["event"] for line in lines["3"]} == {"delivered"}
+    for name, streams in (("4", [1, 5]), ("5", [3, 7])):
+        assert {line["event"] for line in lines[name]} == {"logged"}
+        assert sorted({line["stream"] for line in lines[name]}) == streams
+        keys = {line["keys"] for line in lines["3"] if line["stream"] in streams}
+        assert {line["keys"] for line in lines[name]} == keys
+    logs = DebugLogs(find_logs([tmp_path]))
+    assert logs.deliveries(["train"]).num_steps == 8, "a line of a worker's file is no further delivery"
 
 
 def test_without_a_file_the_lines_go_to_a_logger(caplog: pytest.LogCaptureFixture) -> None:
