@@ -163,3 +163,9 @@ def test_declaration_travels_and_tells_sizes() -> None:
     assert VideoClips(size=(112, 64)).output_size(640, 360) == (112, 64)
     assert VideoClips().output_size(640, 360) == (640, 360)
     assert spec.audio_seconds == 2
+
+
+def test_a_single_frame_without_a_duration_can_be_asked_for() -> None:
+    spec = VideoClips(1, 1, stride=1, sampling="at", at=(3.0,))
+    frames, starts = choose_frames(spec, np.array([3.0]), 3.0)
+    assert (frames.tolist(), starts.tolist()) == ([[0]], [3.0])
