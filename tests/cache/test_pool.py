@@ -206,6 +206,30 @@ def test_a_disk_that_fails_costs_a_second_read_and_no_sample(folder: Path) -> No
     assert later.get() == b"4" * 100, "a closed pool reads from the store"
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_file_that_is_dropped_while_it_is_written_frees_its_room(folder: Path, has_failed: bool) -> None:
+    pool = FileStoreCachePool(parent_cache_dir=folder, num_workers=1)
+    fetcher = pool._open()
+    name_folder, begun, dropped = fetcher._folder, threading.Event(), threading.Event()
+
+    def name_folder_slowly() -> Path:
+        begun.set()
+        assert dropped.wait(60)
+        if has_failed:
+            raise OSError("no room")
+        return name_folder()
+
+    fetcher._folder = name_folder_slowly
+    lazy = pool.get_lazy(Numbers(), "1")
+    assert begun.wait(60)
+    assert (pool.cached_count, pool.cached_bytes) == (1, 100), "its room is reserved"
+    del lazy
+    dropped.set()
+    wait_until(lambda: not fetcher._fetching and not fetcher._queue)
+    assert (pool.cached_count, pool.cached_bytes, files_below(folder)) == (0, 0, [])
+    pool.close()
+
+
 def test_a_store_that_raises_system_exit_ends_neither_the_thread_nor_the_wait(folder: Path) -> None:
     class GivesUp(Numbers):
         def __getitem__(self, key: str) -> Any:
