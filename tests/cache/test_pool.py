@@ -206,6 +206,19 @@ def test_a_disk_that_fails_costs_a_second_read_and_no_sample(folder: Path) -> No
     assert later.get() == b"4" * 100, "a closed pool reads from the store"
 
 
+@pytest.mark.parametrize("method", ["raw", "pickle"])
+def test_a_file_that_was_cut_on_disk_is_read_again(folder: Path, method: Any) -> None:
+    store = Numbers()
+    pool = FileStoreCachePool(parent_cache_dir=folder, num_workers=1, method=method)
+    lazy = pool.get_lazy(store, "1")
+    wait_for_files(pool, 1)
+    (file,) = files_below(folder)
+    os.truncate(file, file.stat().st_size - 1)
+    assert lazy.get() == b"1" * 100
+    assert store.reads == ["1", "1"]
+    pool.close()
+
+
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_file_that_is_dropped_while_it_is_written_frees_its_room(folder: Path, has_failed: bool) -> None:
     pool = FileStoreCachePool(parent_cache_dir=folder, num_workers=1)

@@ -166,6 +166,20 @@ def test_without_ranges_each_file_is_fetched_once(web: Web, tmp_path: Path, capl
     assert [record.levelno for record in told] == [logging.WARNING]
 
 
+def test_copies_keep_to_their_limit(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.ranges = False
+    sizes = [(tmp_path / f"shard_{shard}.tar").stat().st_size for shard in range(3)]
+    monkeypatch.setattr(http, "COPIED_BYTES", sizes[0] + sizes[1])
+    copies = http._Copies()
+    monkeypatch.setattr(http, "_copies", copies)
+    for shard in (0, 1, 0, 2):
+        StoragePath.of(f"{web.url}/shard_{shard}.tar").open(sizes[shard]).read_at(0, 10)
+    assert list(copies._copies) == [f"{web.url}/shard_{shard}.tar" for shard in (0, 2)]
+    # A file that has changed is not read from its old copy.
+    (tmp_path / "shard_2.tar").write_bytes(b"new" * 1000)
+    assert StoragePath.of(f"{web.url}/shard_2.tar").open().read_at(0, 6) == b"newnew"
+
+
 def test_a_cut_copy_is_fetched_again(web: Web, clock: FakeClock) -> None:
     web.ranges = False
     cuts = [True, True]
