@@ -173,6 +173,14 @@ def test_hooks_at_two_positions_draw_different_numbers_and_the_same_again() -> N
         assert tree.restore_sample(sample["__restore_key__"]) == sample
 
 
+def test_hooks_at_nested_positions_draw_different_numbers() -> None:
+    def member() -> SavableDataset[Any]:
+        return MapDataset(c(1, 5), with_luck, stateless_map_fn=True)
+
+    tree = ConcatDataset(*(ConcatDataset(member(), member()) for _ in range(2)))
+    assert len({sample["luck"] for sample in take(tree, 20)}) == 20
+
+
 def test_concatenated_streams_take_one_dataset_after_the_other() -> None:
     live = RankIterator(ConcatDataset(a(2, 5), c(2, 0), b(2, 4)))
     for _ in range(2):
