@@ -25,7 +25,8 @@ def write_folders(base: Path, *, in_process: bool = False) -> Path:
         in_process: Leave out what `draw_program(in_process=True)` leaves out.
     """
     for name, (count, shards) in TEXTS.items():
-        samples = {f"k{number:04d}": {"txt": f"{name}{number}".encode()} for number in range(count)}
+        numbers = range(count) if count > 1 else [1]  # most hooks yield something for number 1
+        samples = {f"k{number:04d}": {"txt": f"{name}{number}".encode()} for number in numbers}
         prepare(write_shards(base / name, samples, shards), {"text": "txt"}, "TextSample")
     for name, (count, shards) in PICTURES.items():
         samples = {f"k{number:04d}": captioning_sample(number) for number in range(count)}
