@@ -330,6 +330,16 @@ def test_a_seed_of_each_position_mixes_nested_epochized_blends() -> None:
     assert drawn[0] != drawn[1]
 
 
+def test_sources_at_nested_positions_have_different_orders_and_seeds() -> None:
+    def inner() -> SavableDataset[Any]:
+        return BlendSourceDataset(make_sources([40, 40], 1), [1, 1])
+
+    tree = BlendDataset((inner(), 1), (inner(), 1))
+    sources = [source for member in tree.datasets for source in member.children if isinstance(source, SourceDataset)]
+    assert len({tuple(_indices(source, 0, 0)) for source in sources}) == 4
+    assert len({source.load.seeds(np.array([0]), np.array([5]))[0] for source in sources}) == 4
+
+
 def test_each_stream_and_each_epoch_is_interleaved_in_its_own_way() -> None:
     dataset = EpochizedBlendDataset(make_sources([80, 0, 80], 2), [1, 1, 1], repeat=True)
     orders = set()

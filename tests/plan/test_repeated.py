@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from fractions import Fraction
@@ -46,6 +47,15 @@ def test_whole_passes_and_a_share_of_another(total: int, streams: int, repeat: f
     lengths = [order.stream(stream).num_samples(epoch) for stream in range(streams)]
     assert lengths == [len(samples(order, stream, epoch)) for stream in range(streams)]
     assert max(lengths) - min(lengths) <= 1 + 2 * math.ceil(repeat)
+
+
+@pytest.mark.parametrize("repeat", [0.5, 0.1, 0.9, 1.75])
+def test_all_streams_together_have_exactly_the_share_of_an_epoch(repeat: float) -> None:
+    for total, streams in itertools.product(range(1, 30), (2, 3, 5, 7)):
+        order = make(total, streams, repeat)
+        for epoch in range(4):
+            lengths = [order.stream(stream).num_samples(epoch) for stream in range(streams)]
+            assert sum(lengths) == order.total_samples(epoch), (total, streams, epoch)
 
 
 @given(st.integers(0, 25), st.integers(1, 7), st.sampled_from([(0.5, 2), (1.25, 4), (0.1, 10), (2.75, 4), (3, 1)]))
