@@ -91,9 +91,9 @@ def align_state(state: State, saved: Any, now: Any) -> State:
         aligned = align_state(state.get(name, {}), saved.get("inner"), now.get("inner"))
     if name not in state or aligned is state[name]:
         return state
-    if saved["type"] not in _HOLD_NOTHING:
+    if str(saved.get("type")) not in _HOLD_NOTHING:
         raise StateError(
-            f"{saved['type']} holds samples that went through another series of hooks, so the state cannot continue "
+            f"{saved.get('type')} holds samples that went through another series of hooks, so the state cannot go on "
             "with hooks that were added or removed below it. Restore it with the task encoder that saved it."
         )
     return {**state, name: aligned}
@@ -127,10 +127,17 @@ def _stages(config: Any) -> Iterator[Mapping[str, Any]]:
 def _is_stage(config: Mapping[str, Any]) -> bool:
     """Returns whether a config is of a stage that a task encoder adds for a hook."""
     function = config.get("map_fn")
-    return config.get("type") == "MapDataset" and isinstance(function, dict) and "hooks" in function
+    return (
+        config.get("type") == "MapDataset"
+        and isinstance(function, dict)
+        and "hooks" in function
+        and isinstance(config.get("stage"), str)
+        and "inner" in config
+    )
 
 
 def _title(stage: Mapping[str, Any]) -> str:
     """Returns the name of a hook, with the function that it calls, for messages."""
     hooks = stage["map_fn"]["hooks"]
-    return f"{stage['stage']} ({', '.join(map(str, hooks.values() if isinstance(hooks, dict) else hooks))})"
+    names = hooks.values() if isinstance(hooks, dict) else hooks if isinstance(hooks, list) else [hooks]
+    return f"{stage['stage']} ({', '.join(map(str, names))})"

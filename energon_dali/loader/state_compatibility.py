@@ -72,8 +72,8 @@ def adapt_state(
 
 def _with_stages(state: State, saved: Any, now: Any) -> State:
     """Returns the state of a loader with a level for each stage of today's config."""
-    if saved["type"] in _EPOCHS:  # counted outside the streams
-        saved, now = saved["inner"], now.get("inner")
+    if saved.get("type") in _EPOCHS:  # counted outside the streams
+        saved, now = saved.get("inner"), now.get("inner")
     streams = {
         number: {**stream, "state": align_state(stream["state"], saved, now)}
         for number, stream in state["streams"].items()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from energon_dali import (
     BlendDataset,
     DefaultTaskEncoder,
+    LayoutError,
     MapDataset,
     StateError,
     WorkerConfig,
@@ -22,6 +24,8 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.integrations.global_state import GlobalLoaderState
+from energon_dali.loader.loader_state import pack_config, rank_state, unpack_config
+from tests.faults.states import mutate_state
 from tests.loader.dataset_folder import captioning_dataset
 
 VARIABLE = "ENERGON_DALI_ALLOW_CHANGED_HOOKS"
@@ -259,3 +263,19 @@ def test_a_global_state_continues_with_other_hooks(folder: Path) -> None:
         rest = keys(list(islice(loader, 2)))
     assert rest == keys(run(train(folder, Keys), 6)[0][4:])
     assert len(whole) == 4
+
+
+def test_a_damaged_state_is_refused_in_our_words(folder: Path) -> None:
+    _, state = run(train(folder, EncodesMore, virtual_epoch_length=9), 2)
+    config = unpack_config(state)
+    refused = 0
+    dataset = train(folder, Keys, virtual_epoch_length=9)
+    for seed in range(300):
+        entry, value = ("config", config) if seed % 2 else ("streams", state["streams"])
+        changed = mutate_state(value, Random(seed))
+        damaged = {**state, entry: pack_config(changed) if seed % 2 else changed}
+        try:
+            rank_state(damaged, dataset, allow_changed_hooks=True)
+        except (StateError, LayoutError):
+            refused += 1
+    assert 50 < refused < 300

@@ -117,7 +117,7 @@ class PackByLength(PackPairs):
 
 class PackSeveral(PackPairs):
     def pack_selected_samples(self, samples: list[Any]) -> Iterator[Any]:
-        for part in range(sum(map(number_of, samples)) % 3):
+        for part in range(1 + sum(map(number_of, samples)) % 2):  # at least one: all packs of a stream may be alike
             yield marked(samples[0], part, *map(shown, samples[1:]))
 
 
@@ -137,7 +137,7 @@ class BatchTroubled:
 
 class BatchTwice:
     def batch(self, samples: list[Any]) -> Any:
-        for part in range(number_of(samples[0]) % 3):
+        for part in range(1 + number_of(samples[0]) % 2):
             yield {"samples": [shown(sample) for sample in samples], "part": part}
 
 
