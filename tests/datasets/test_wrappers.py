@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample
 from energon_dali.plan.buffer import BufferOrder
+from energon_dali.task_encoder import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 Sample = dict[str, Any]
@@ -201,6 +203,36 @@ def test_a_filter_skips_silently() -> None:
         "samples.skipped": skipped,
         "skipped.not_by_three": skipped,
     }
+
+
+@stateless(restore_seeds=True)
+def lucky(element: Any) -> bool:
+    return random.random() < 0.5
+
+
+@stateless(restore_seeds=True)
+def with_luck(element: dict[str, Any]) -> dict[str, Any]:
+    return {**element, "luck": random.random()}
+
+
+def some_with_luck(elements: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (with_luck(element) for element in elements)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+def test_a_filter_draws_other_numbers_for_each_element_of_each_stream(streams: int) -> None:
+    kept = [element["number"] for element in take(FilterDataset(Counting(120, config(streams)), filter_fn=lucky), 120)]
+    assert 30 < len(kept) < 90
+    turns = [{number // streams for number in kept if number % streams == stream} for stream in range(streams)]
+    assert all(turns[0] != other for other in turns[1:])
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("kind", ["map", "iter map"])
+def test_functions_draw_other_numbers_for_each_element_of_each_stream(kind: str, streams: int) -> None:
+    numbers = Counting(30, config(streams))
+    mapped = MapDataset(numbers, with_luck) if kind == "map" else IterMapDataset(numbers, some_with_luck)
+    assert len({element["luck"] for element in take(mapped, 30)}) == 30
 
 
 def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_the_elements_it_held() -> None:
