@@ -91,7 +91,7 @@ def encode_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Sava
     elif late is not None:
         tree = tree if packs_handles else DecodeDataset(tree, late)
     if overridden(encoder, "encode_sample"):
-        tree = _map(tree, encoder, "encode_sample")
+        tree = _map(tree, encoder, "encode_sample", samples_per_batch=_samples_per_batch(encoder, options))
     return tree if measures_handles else _measure(tree, encoder, options)
 
 
@@ -181,6 +181,16 @@ def _map(
     )
 
 
+def _samples_per_batch(encoder: AnyEncoder, options: DatasetOptions) -> int | None:
+    """Returns how many samples make a batch where they wait for it; None where a batch takes them as it needs them.
+
+    A sample that waits in a packing buffer or a group is made again after a restore, for a later batch. What its hook
+    reads as current_batch_index must not depend on that.
+    """
+    waits = options.packing_buffer_size is not None or overridden(encoder, "batch_group_criterion")
+    return options.batch_size or 1 if waits else None
+
+
 def _measure(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptions) -> SavableDataset[Any]:
     """Returns the dataset, with encoded samples measured if the weights of a blend are not in samples."""
     if options.blend_by is None:
@@ -207,7 +217,9 @@ def _pack(
 ) -> SavableDataset[Any]:
     post = overridden(encoder, "postencode_sample")
     if options.packing_buffer_size is None:
-        return _map(tree, encoder, "postencode_sample") if post else tree
+        if not post:
+            return tree
+        return _map(tree, encoder, "postencode_sample", samples_per_batch=_samples_per_batch(encoder, options))
     return PackingDataset(
         tree,
         options.packing_buffer_size,

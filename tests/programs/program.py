@@ -239,9 +239,6 @@ def _draw_hooks(random: Random) -> tuple[str, ...]:
     grouping = random.choice(("", "", "PackPairs", "PackAndKeep", "PackByLength", "PackSeveral", "Group"))
     hooks += [grouping, random.choice(("", "", "BatchTroubled", "" if grouping == "Group" else "BatchTwice"))]
     hooks.append(random.choice(("", "EncodeBatch")))
-    if grouping.startswith("Pack"):
-        # Which batch a sample below the packing buffer is in depends on when it is encoded.
-        hooks[0] = hooks[0].replace("Encode", "EncodeTroubled") if hooks[0] == "Encode" else hooks[0]
     return tuple(filter(None, hooks))
 
 
