@@ -1,4 +1,4 @@
-"""Limits inside another dataset count per rank: a state restores where each stream has the same part as before."""
+"""Limits and virtual epochs, of a rank and inside other datasets: where a restored epoch ends, on how many ranks."""
 
 from __future__ import annotations
 
@@ -86,3 +86,30 @@ def test_a_limit_around_everything_may_change_with_the_ranks() -> None:
             rest.append(list(islice(other, 2)))
     order = [element for row in zip(*rest, strict=True) for element in row]
     assert [stream for stream, *_ in [*first, *order]] == list(range(6))
+
+
+def epochs(length: int, world: int = 1, rank: int = 0) -> SavableDataLoader[Any]:
+    config = WorkerConfig(rank=rank, world_size=world, num_workers=0, num_streams=2)
+    return get_savable_loader(EpochizeDataset(NumbersDataset([100, 100], config), length))
+
+
+def test_an_epoch_that_became_shorter_ends_where_its_remainder_does() -> None:
+    loader = epochs(10)
+    first = list(islice(loader, 7))
+    shorter = epochs(5)
+    shorter.restore_state_rank(loader.save_state_rank())
+    found = [list(shorter) for _ in range(2)]
+    assert [len(epoch) for epoch in found] == [3, 5]
+    assert [*first, *found[0], *found[1]] == list(epochs(15))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_epoch_of_each_rank_goes_on_where_it_was(*, merged: bool) -> None:
+    ranks = [epochs(10, 2, rank) for rank in range(2)]
+    for rank, loader in enumerate(ranks):
+        assert len(list(islice(loader, 4 + rank))) == 4 + rank
+    states = [loader.save_state_rank() for loader in ranks]
+    for rank, state in enumerate(states):
+        restored = epochs(10, 2, rank)
+        restored.restore_state_global(states if merged else state)
+        assert len(list(restored)) == 6 - rank

@@ -16,6 +16,7 @@ from energon_dali import (
     Cooker,
     DaliDecoder,
     DefaultTaskEncoder,
+    FatalSampleError,
     PackSelection,
     SampleDecoder,
     SequencePacker,
@@ -223,22 +224,40 @@ def checksum(value: Any) -> int:
     return zlib.crc32(digest(value).encode())
 
 
+_dropped_in_a_row = 0
+
+
+def kept(is_kept: bool) -> bool:
+    """Returns what it is given.
+
+    Raises:
+        FatalSampleError: So much was dropped that nothing may ever be kept, such as all of a small dataset.
+    """
+    global _dropped_in_a_row
+    _dropped_in_a_row = 0 if is_kept else _dropped_in_a_row + 1
+    if _dropped_in_a_row > 300:
+        _dropped_in_a_row = 0
+        raise FatalSampleError("this program drops everything")
+    return is_kept
+
+
 def keeps(element: Any) -> bool:
     """Selects four of five elements."""
-    return checksum(element) % 5 != 0
+    return kept(checksum(element) % 5 != 0)
 
 
 def unlucky(element: Any) -> Any:
     """Fails on some elements and skips others."""
-    if checksum(element) % 7 == 0:
+    if not kept(checksum(element) % 7 != 0):
         raise SkipSample
-    if checksum(element) % 11 == 0:
+    if not kept(checksum(element) % 11 != 0):
         raise ValueError("eleven")
     return {"mapped": element}
 
 
 def twice(element: Any) -> Iterator[Any]:
     """Yields none, one or two elements for one."""
+    kept(checksum(element) % 3 != 0)
     for part in range(checksum(element) % 3):
         yield {"part": part, "of": element}
 
@@ -246,7 +265,7 @@ def twice(element: Any) -> Iterator[Any]:
 def numbered(elements: Iterator[Any]) -> Iterator[Any]:
     """Leaves out some elements and numbers the others."""
     for number, element in enumerate(elements):
-        if checksum(element) % 4:
+        if kept(checksum(element) % 4 != 0):
             yield {"number": number, "of": element}
 
 
