@@ -104,7 +104,7 @@ def _has_primary_context(driver: Any) -> bool:
 def wait_for_imports() -> bool:
     """Waits until no other thread is importing a module; returns whether that is so.
 
-    In a forked child, such a module would stay incomplete for ever, and its lock would stay held. Threads that import
+    In a forked child, such a module would never be complete, and its lock would stay held. Threads that import
     for longer than a few seconds are not waited for: a whole program may run inside an import.
     """
     own, end = threading.get_ident(), time.monotonic() + _IMPORT_SECONDS
