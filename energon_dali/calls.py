@@ -20,6 +20,8 @@ _ELSEWHERE = {
     "batch_size": "It belongs to the dataset: get_train_dataset(..., batch_size=...).",
     "shuffle": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
     "repeat": "Only get_train_dataset repeats its data (repeat=True); validation is one pass for each loop.",
+    "limit": "Only validation datasets take it; a training dataset has virtual_epoch_length=..., in batches per rank.",
+    "num_epochs": "An epoch is a number of elements here: give length=...",
     "sampler": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
     "drop_last": "It belongs to the dataset: get_train_dataset(..., batch_drop_last=True).",
     "collate_fn": "Batches are made by the task encoder: override TaskEncoder.batch.",

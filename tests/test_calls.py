@@ -82,6 +82,7 @@ def test_every_constructor_names_itself_and_the_nearest_argument(kind: Any) -> N
         (lambda: get_train_dataset("x", batchsize=3), "has no argument 'batchsize'. Did you mean batch_size"),
         (lambda: get_train_dataset("x", fieldmap={}), "has no argument 'fieldmap'. Did you mean field_map"),
         (lambda: get_val_dataset("x", repeat=False), r"has no argument 'repeat'. Only get_train_dataset repeats"),
+        (lambda: get_train_dataset("x", limit=3), r"Only validation datasets take it; .* virtual_epoch_length"),
         (lambda: FilterDataset(tree(CONFIG)), r"needs filter_fn. Call it as FilterDataset\(dataset, \*, "),
         (lambda: FilterDataset(tree(CONFIG), bool), r"takes 1 argument without a name, but was given 2. Call it"),
         (lambda: MapDataset(map_fn=bool), r"MapDataset\(\) needs dataset\."),

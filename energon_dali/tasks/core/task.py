@@ -68,14 +68,22 @@ def plain_value(value: Any) -> tuple[bool, Any]:
 
 
 def _with_logs(step: Callable[..., Any], prefix: Prefix) -> Callable[..., Any]:
-    """Returns a step that logs what the given one returns under "log"."""
+    """Returns a step that logs what the given one returns under "log", with the prefix of the stage that runs.
+
+    A step may return what another one returns: the outermost step is that of the stage.
+    """
 
     @functools.wraps(step)
     def logged(self: TaskTransformer, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(self, batch, *args, **kwargs)
+        outer = self._running_stage
+        stage = self._running_stage = outer or prefix
+        try:
+            result = step(self, batch, *args, **kwargs)
+        finally:
+            self._running_stage = outer
         if not isinstance(result, Mapping) or not isinstance(result.get("log"), Mapping):
             return result
-        self._log_all({f"{prefix}/{name}": value for name, value in result["log"].items()}, prefix, batch)
+        self._log_all({f"{stage}/{name}": value for name, value in result["log"].items()}, stage, batch)
         return {name: value for name, value in result.items() if name != "log"}
 
     return logged
@@ -118,6 +126,9 @@ class TaskTransformer(LightningModule):
         self.scheduler_cfg = None if scheduler is None else plain_config(scheduler)
         self.instantiator: Instantiator = instantiator or HydraInstantiator()
         self.model_data_kwargs = model_data_kwargs
+
+    _running_stage: Prefix | None = None
+    """The stage whose step runs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Lets the steps of a subclass return {"loss", "log"}."""
@@ -273,6 +284,7 @@ class TaskTransformer(LightningModule):
         return int(steps)
 
     def _step(self, prefix: Prefix, batch: Any) -> torch.Tensor:
+        prefix = self._running_stage or prefix
         result = self.common_step(prefix, batch)
         logs: Mapping[str, Any] = {}
         if isinstance(result, Mapping):
