@@ -28,8 +28,12 @@ _DECODER_HELP = "A decoder to measure; may be repeated. own is the encoder's. [d
 @click.argument("path")
 @click.option("--num-workers", "workers", type=_WORKERS, multiple=True, help="May be repeated. [default: 0, 1, 2, ...]")
 @click.option("--decoder", "decoders", type=_DECODER, multiple=True, help=_DECODER_HELP)
-@click.option("--prefetch-factor", type=click.IntRange(min=1), default=2, show_default=True, help="As in get_loader.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Per measurement.")
+@click.option(
+    "--prefetch-factor", type=click.IntRange(min=1, max=10_000), default=2, show_default=True, help="As in get_loader."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1, max=86_400), default=3.0, show_default=True, help="Per measurement."
+)
 @dataset_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end, and nothing else.")
 def bench(
@@ -66,7 +70,9 @@ def bench(
 @click.command("tune")
 @click.argument("path")
 @click.option("--decoder", "decoders", type=_DECODER, multiple=True, help=_DECODER_HELP)
-@click.option("--seconds", type=click.FloatRange(min=5), default=60.0, show_default=True, help="About how long.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=5, max=86_400), default=60.0, show_default=True, help="About how long."
+)
 @click.option("--most-workers", type=_WORKERS, help="Most workers to try. [default: twice the number of cores]")
 @dataset_options
 @click.option("--write", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")

@@ -53,7 +53,13 @@ class _Scene:
 
 @click.command("demo-data")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--samples", default=256, show_default=True, type=click.IntRange(min=SHARDS), help="Number of images.")
+@click.option(
+    "--samples",
+    default=256,
+    show_default=True,
+    type=click.IntRange(min=SHARDS, max=1_000_000),
+    help="Number of images.",
+)
 def demo_data(folder: Path, samples: int) -> None:
     """Make a dataset and a video to try things on: FOLDER/captions and FOLDER/video.mp4.
 
@@ -128,12 +134,13 @@ def _write_shards(folder: Path, scenes: list[_Scene], samples: int) -> None:
     rng = np.random.default_rng(0)
     per_shard = -(-samples // SHARDS)
     for shard in range(SHARDS):
-        writer = webdataset.TarWriter(str(folder / f"shard-{shard:03d}.tar"), mtime=0)
-        for index in range(shard * per_shard, min((shard + 1) * per_shard, samples)):
-            scene = scenes[index % len(scenes)] if scenes else _drawn_scene(rng)
-            suffix, data, caption = _cut(rng, scene) if scenes else ("jpg", _encoded(scene.image, "jpg"), scene.caption)
-            writer.write({"__key__": f"{index:06d}", suffix: data, "txt": caption})
-        writer.close()
+        # An open file: webdataset takes a path with a colon for a URL.
+        with (folder / f"shard-{shard:03d}.tar").open("wb") as file, webdataset.TarWriter(file, mtime=0) as writer:
+            for index in range(shard * per_shard, min((shard + 1) * per_shard, samples)):
+                scene = scenes[index % len(scenes)] if scenes else _drawn_scene(rng)
+                made = _cut(rng, scene) if scenes else ("jpg", _encoded(scene.image, "jpg"), scene.caption)
+                suffix, data, caption = made
+                writer.write({"__key__": f"{index:06d}", suffix: data, "txt": caption})
 
 
 def _cut(rng: np.random.Generator, scene: _Scene) -> tuple[str, bytes, str]:

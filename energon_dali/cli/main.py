@@ -60,7 +60,10 @@ class _Commands(click.Group):
             return super().main(*args, **kwargs)
         except OSError as error:
             if traceback.extract_tb(error.__traceback__)[-1].name != click.echo.__name__:
-                raise
+                if error.filename is None:
+                    raise
+                click.echo(f"Error: {os.fsdecode(error.filename)}: {error.strerror}. Check the path.", err=True)
+                sys.exit(1)
             # Discard the rest of the output, or Python would complain again at exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)

@@ -42,6 +42,7 @@ def test_it_makes_a_prepared_dataset_and_a_video(
 ) -> None:
     if not photographs:
         monkeypatch.setattr(demo_data, "find_spec", lambda _: None)
+    tmp_path /= "a:b"  # a path, not a URL
     output = make(tmp_path / "data", "--samples", "22")
     assert ("22 crops of photographs" if photographs else "22 drawn images") in output
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["captions", "video.mp4"]
@@ -65,6 +66,13 @@ def test_the_same_packages_give_the_same_samples(tmp_path: Path) -> None:
     one, two = samples_of(tmp_path / "one"), samples_of(tmp_path / "two")
     assert [sample.__key__ for sample in one] == [sample.__key__ for sample in two]
     assert all(torch.equal(a.image, b.image) and a.caption == b.caption for a, b in zip(one, two, strict=True))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    name = str(tmp_path / ("x" * 300))
+    done = CliRunner().invoke(main, ["demo-data", name])
+    assert done.exit_code == 1
+    assert f"Error: {name}: File name too long. Check the path." in done.output
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
