@@ -38,6 +38,7 @@ class Resize:
     up to twice the time."""
 
     def __post_init__(self) -> None:
+        _refuse_two_sides(self, self.size, self.interpolation)
         size = self.size if isinstance(self.size, int) else _pair(self, "size", self.size)
         _check_sides(self, (size, size) if isinstance(size, int) else size)
         object.__setattr__(self, "size", size)
@@ -68,6 +69,7 @@ class RandomResizedCrop:
     """Widens the filter when the image shrinks, as PIL does."""
 
     def __post_init__(self) -> None:
+        _refuse_two_sides(self, self.size, self.scale)
         object.__setattr__(self, "size", _square(self, self.size))
         object.__setattr__(self, "scale", _range(self, "scale", self.scale))
         object.__setattr__(self, "ratio", _range(self, "ratio", self.ratio))
@@ -201,6 +203,16 @@ def _range(operation: object, name: str, value: Sequence[float]) -> tuple[float,
             f"{(0.08, 1.0) if name == 'scale' else (0.75, 1.33)}."
         )
     return (low_high[0], low_high[1])
+
+
+def _refuse_two_sides(operation: object, size: object, second: object) -> None:
+    """Raises an error if height and width were given as two arguments."""
+    if isinstance(second, int):
+        name = type(operation).__name__
+        raise ConfigError(
+            f"{name}({size!r}, {second!r}) has height and width as two arguments, and takes a pair. Did you mean "
+            f"{name}(({size!r}, {second!r}))?"
+        )
 
 
 def _check_interpolation(operation: object, interpolation: str) -> None:

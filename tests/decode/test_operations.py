@@ -43,3 +43,9 @@ def test_other_settings_are_checked() -> None:
     for std in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="must be positive and finite"):
             Normalize((0.5,), (std,))
+
+
+@pytest.mark.parametrize("operation", [Resize, RandomResizedCrop])
+def test_height_and_width_as_two_arguments_get_the_pair_suggested(operation: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Did you mean {operation.__name__}\(\(224, 192\)\)\?"):
+        operation(224, 192)
