@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
@@ -27,9 +27,22 @@ AUTO_STREAMS_PER_RANK = 8
 ErrorHandler = Callable[[Exception, Any, "list[Any] | None"], None]
 
 
+class _ActiveConfig(type):
+    """Gives WorkerConfig a class attribute that each thread has for itself: hooks may run in another one."""
+
+    @property
+    def active_worker_config(cls) -> WorkerConfig | None:
+        """The configuration in hooks, while a user's dataset runs, and after `worker_activate`; None otherwise."""
+        return _RUNNING.config
+
+    @active_worker_config.setter
+    def active_worker_config(cls, config: WorkerConfig | None) -> None:
+        _RUNNING.config = config
+
+
 @explain_call
 @dataclass(slots=True, kw_only=True, eq=False)
-class WorkerConfig:
+class WorkerConfig(metaclass=_ActiveConfig):
     """The rank of this process in the job, and the options that all processes must share.
 
     Two configurations are equal when their rank, world size, workers and streams are.
@@ -70,10 +83,6 @@ class WorkerConfig:
     """Whether rank and world size are those of the whole job, as they were known then."""
     is_auto: bool = field(default=False, init=False, repr=False)
     """Whether num_workers="auto" was given."""
-
-    active_worker_config: ClassVar[WorkerConfig | None] = None
-    """The configuration while a user's dataset with an `__iter__` of its own runs, and after `worker_activate`; None
-    otherwise."""
 
     if TYPE_CHECKING:  # dataclass makes it; written down because num_workers takes more than the field holds
 
@@ -410,6 +419,7 @@ class _Running(threading.local):
     """The stream that a user's dataset iterates in this thread."""
 
     stream: int | None = None
+    config: WorkerConfig | None = None
 
     def __init__(self) -> None:
         self.samples: list[int] = []

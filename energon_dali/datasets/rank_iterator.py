@@ -22,6 +22,7 @@ from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts
+from energon_dali.worker_config import running_stream
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -171,7 +172,8 @@ class RankIterator(Iterator[T], Generic[T]):
             start = time.perf_counter()
             depth = context_depth()
             try:
-                with pool_context(self._cache_pool), read_scope(self._retries):
+                config = self._dataset.worker_config
+                with pool_context(self._cache_pool), read_scope(self._retries), running_stream(config, stream):
                     element = next(self._iterator(stream))
             except StopIteration:
                 self._ended.add(stream)

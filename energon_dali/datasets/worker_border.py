@@ -26,6 +26,7 @@ from energon_dali.datasets.stream import (
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
 from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError
+from energon_dali.worker_config import WorkerConfig, running_stream
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class WorkerBorder(PassThroughDataset[Any]):
         """Returns an iterator over blocks of one stream, before they are decoded."""
         if context.blocks is not None:
             return _RemoteBlocks(context.blocks, self.block_stream(context.stream))
-        return _LocalBlocks(self.dataset.open(context), context.stream, self.block_size)
+        return _LocalBlocks(self.dataset.open(context), context.stream, self.block_size, self.worker_config)
 
     def restore_sample(self, restore_key: Key) -> Any:
         """Returns the element of a key, made again and decoded.
@@ -154,7 +155,10 @@ class BlockIterator(Protocol):
 class _LocalBlocks:
     """Forms blocks from an iterator: in the worker, and in the rank where there are no workers."""
 
-    def __init__(self, iterator: StreamIterator[Any], stream: int, block_size: int) -> None:
+    def __init__(
+        self, iterator: StreamIterator[Any], stream: int, block_size: int, worker_config: WorkerConfig
+    ) -> None:
+        self._worker_config = worker_config
         self._iterator = iterator
         self._stream = stream
         self._block_size = block_size
@@ -164,6 +168,10 @@ class _LocalBlocks:
             restore_stream(self._iterator, state, self._stream)
 
     def next_block(self) -> Block:
+        with running_stream(self._worker_config, self._stream):
+            return self._next_block()
+
+    def _next_block(self) -> Block:
         block = Block(self._stream)
         while len(block.elements) < self._block_size:
             try:
@@ -315,7 +323,7 @@ class _DecodeIterator(StreamIterator[Any]):
         self._ahead.clear()
         self._block = None
         if self._context.blocks is None:
-            self._blocks = _LocalBlocks(inner, self._stream, self._dataset.block_size)
+            self._blocks = _LocalBlocks(inner, self._stream, self._dataset.block_size, self._dataset.worker_config)
         else:
             inner.close()  # it is only a position: the stream goes on where it runs
             self._blocks.load_state_dict(plain(self._state))

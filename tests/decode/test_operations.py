@@ -46,6 +46,6 @@ def test_other_settings_are_checked() -> None:
 
 
 @pytest.mark.parametrize("operation", [Resize, RandomResizedCrop])
-def test_height_and_width_as_two_arguments_get_the_pair_suggested(operation: Any) -> None:
+def test_two_numbers_get_the_pair_suggested(operation: type[Resize] | type[RandomResizedCrop]) -> None:
     with pytest.raises(ConfigError, match=rf"Did you mean {operation.__name__}\(\(224, 192\)\)\?"):
         operation(224, 192)
