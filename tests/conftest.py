@@ -43,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after tests were selected by marks and names
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = config.getoption("--part").of(items)
+    kept: list[pytest.Item] = config.getoption("--part").of(items)
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")
