@@ -240,12 +240,12 @@ class WorkerConfig(metaclass=_ActiveConfig):
         """Returns the number of the running stream among the streams of this rank: what Energon calls a worker.
 
         Raises:
-            ConfigError: No user's dataset runs in this thread.
+            ConfigError: Neither a hook nor a user's dataset runs in this thread.
         """
         if _RUNNING.stream is None:
             raise ConfigError(
-                "The worker is known only while a dataset with an __iter__ of its own runs. In hooks use "
-                "self.current_sample_index, and @stateless(restore_seeds=True) for random numbers."
+                "The worker is known only in hooks and while a dataset with its own __iter__ runs. Read it there. "
+                "For random numbers in hooks, @stateless(restore_seeds=True) seeds the generators."
             )
         return self.streams.index(_RUNNING.stream)
 
@@ -256,7 +256,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
             override_local_worker_id: Number of another stream of this rank.
 
         Raises:
-            ConfigError: No user's dataset runs in this thread, and no number was given.
+            ConfigError: Neither a hook nor a user's dataset runs in this thread, and no number was given.
         """
         return self.streams[self.rank_worker_id() if override_local_worker_id is None else override_local_worker_id]
 
@@ -267,7 +267,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
             override_local_worker_id: Number of another stream of this rank.
 
         Raises:
-            ConfigError: No user's dataset runs in this thread, and no number was given.
+            ConfigError: Neither a hook nor a user's dataset runs in this thread, and no number was given.
         """
         return mix(self.seed_offset, self.global_worker_id(override_local_worker_id)) % 2**32
 
