@@ -28,7 +28,7 @@ NOT_TRIED = {
     ("lint", "--parallel"),
     ("prepare", "--num-workers"),
     ("prepare", "--shards-in-flight"),
-    ("prepare", "--ray-address"),
+    ("prepare", "--ray"),
     ("prepare", "--tmp-path"),
 }
 """Options that start processes, and the one that names a folder elsewhere."""
@@ -77,6 +77,8 @@ def test_some_values(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @HINTS
 @pytest.mark.sweep
-def test_all_values(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(900)  # about 600 runs of a command, possibly on a busy machine
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_values(data: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
-    check(data, cases())
+    check(data, [case for case in cases() if case[0] == command])
