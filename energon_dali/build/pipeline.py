@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from energon_dali.build.options import AnyEncoder, DatasetOptions
@@ -184,10 +185,11 @@ def _map(
 def _samples_per_batch(encoder: AnyEncoder, options: DatasetOptions) -> int | None:
     """Returns how many samples make a batch where they wait for it; None where a batch takes them as it needs them.
 
-    A sample that waits in a packing buffer or a group is made again after a restore, for a later batch. What its hook
-    reads as current_batch_index must not depend on that.
+    A sample that waits in a packing buffer, in a group, or for a batch hook that makes several batches of one list, is
+    made again after a restore, for a later batch. What its hook reads as current_batch_index must not depend on that.
     """
     waits = options.packing_buffer_size is not None or overridden(encoder, "batch_group_criterion")
+    waits = waits or inspect.isgeneratorfunction(encoder.batch)
     return options.batch_size or 1 if waits else None
 
 

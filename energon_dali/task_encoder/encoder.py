@@ -164,7 +164,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
         Counts the batches (or packs, or samples, without batches) that the stream has yielded before; skipped ones do
         not count. In hooks that run ahead of the batches, it is the batch that the sample would be in if nothing was
         dropped, packed or grouped: in `cook_crude_sample` and `preencode_sample`, and in `encode_sample` (or
-        `postencode_sample`) where samples then wait to be packed or grouped.
+        `postencode_sample`) where samples then wait to be packed or grouped, or `batch` is a generator function.
         """
         return current_batch_index()
 

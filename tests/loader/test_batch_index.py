@@ -96,6 +96,13 @@ class Grouping(Encoding):
         return int(sample.__key__.removeprefix("k")) % 3, None
 
 
+class Doubling(Encoding):
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        for part in range(2):
+            yield {"__restore_key__": (), "samples": [sample.caption for sample in samples], "told": "", "part": part}
+
+
 class Packing(Splitting):
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         self.chosen.append(self.current_batch_index)
@@ -116,6 +123,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "generator": (Generating, {"batch_size": 3}),
     "skipped samples and batches": (Skipping, {"batch_size": 2}),
     "groups": (Grouping, {"batch_size": 3}),
+    "several batches of one list": (Doubling, {"batch_size": 3}),
     "packs": (Packing, {"batch_size": None, "packing_buffer_size": 7}),
     "batches of packs": (Packing, {"batch_size": 2, "packing_buffer_size": 7}),
 }
