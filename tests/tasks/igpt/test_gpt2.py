@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.vision.igpt import GPT2, draw_pixels
+from energon_dali.tasks.vision.igpt.gpt2 import Block
 
 
 def small(**sizes: int) -> GPT2:
@@ -161,3 +162,17 @@ def test_draws_that_cannot_work_are_refused() -> None:
         draw_pixels(small(), torch.zeros(0, 1, dtype=torch.int64), 4, seed=0, temperature=0.0)
     with pytest.raises(ConfigError, match="8 pixels are known, of images with 4"):
         draw_pixels(small(), torch.zeros(8, 1, dtype=torch.int64), 4, seed=0)
+
+
+def test_a_block_is_made_by_name_and_reads_sequences_first() -> None:
+    torch.manual_seed(0)
+    block = Block(embed_dim=12, num_heads=3)
+    hidden = torch.randn(5, 2, 12)
+    with torch.inference_mode():
+        whole = block(hidden)
+        assert whole.shape == (5, 2, 12)
+        torch.testing.assert_close(block(hidden[:3]), whole[:3])  # the pixels after it change nothing
+        torch.testing.assert_close(block(hidden[:, :1]), whole[:, :1])  # nor does the other image
+    assert not torch.allclose(block(hidden[2:]), whole[2:])
+    with pytest.raises(ConfigError, match="Block was given embed_dim=12 and num_heads=5. The heads share the width"):
+        Block(embed_dim=12, num_heads=5)

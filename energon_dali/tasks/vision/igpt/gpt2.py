@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,35 +42,71 @@ class _Attention(nn.Module):
         return self._join(mixed)
 
     def extend(self, hidden: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: int) -> torch.Tensor:
-        """Returns float[B, 1, embed_dim] of the pixel at `place`; writes its key and value there."""
+        """Returns float[1, B, embed_dim] of the pixel at `place`; writes its key and value there."""
         query, keys[:, :, place : place + 1], values[:, :, place : place + 1] = self._split(hidden)
         past = slice(0, place + 1)
         return self._join(functional.scaled_dot_product_attention(query, keys[:, :, past], values[:, :, past]))
 
     def _split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns query, key and value, each float[B, heads, T, head_dim]."""
-        batch, length, _ = hidden.shape
-        parts = self.qkv(hidden).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        length, batch, _ = hidden.shape
+        parts = self.qkv(hidden).view(length, batch, 3, self.num_heads, -1).permute(2, 1, 3, 0, 4)
         return parts[0], parts[1], parts[2]
 
     def _join(self, mixed: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        projected: torch.Tensor = self.out(mixed.permute(2, 0, 1, 3).flatten(2))
         return projected
 
 
-class _Block(nn.Module):
+def _check_sizes(owner: str, sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{owner} was given {name}={size}. It is a whole number of at least 1.")
+    embed_dim, num_heads = sizes["embed_dim"], sizes["num_heads"]
+    if embed_dim % num_heads:
+        raise ConfigError(
+            f"{owner} was given embed_dim={embed_dim} and num_heads={num_heads}. The heads share the width equally: "
+            f"give an embed_dim that is a multiple of {num_heads}."
+        )
+
+
+class Block(nn.Module):
+    """A layer of GPT-2: attention to the pixels so far, then an MLP; both read a normalised input and add to it.
+
+    Args:
+        embed_dim: Width of the model.
+        num_heads: Attention heads; they share embed_dim equally.
+
+    Raises:
+        ConfigError: A number is below 1, or num_heads does not divide embed_dim.
+    """
+
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
+        _check_sizes("Block", {"embed_dim": embed_dim, "num_heads": num_heads})
         self.ln_1 = nn.LayerNorm(embed_dim)
         self.attn = _Attention(embed_dim, num_heads)
         self.ln_2 = nn.LayerNorm(embed_dim)
         self.mlp = nn.Sequential(nn.Linear(embed_dim, 4 * embed_dim), nn.GELU(), nn.Linear(4 * embed_dim, embed_dim))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns float[T, B, embed_dim]; row t depends on rows 0 to t alone.
+
+        Args:
+            hidden: float[T, B, embed_dim], sequences first.
+        """
         hidden = hidden + self.attn(self.ln_1(hidden))
         return hidden + self.mlp(self.ln_2(hidden))  # type: ignore[no-any-return]
 
     def extend(self, hidden: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: int) -> torch.Tensor:
+        """Returns float[1, B, embed_dim] of one more pixel.
+
+        Args:
+            hidden: float[1, B, embed_dim], the pixel.
+            keys: float[B, heads, num_positions, head_dim] of the pixels before; that of this one is written to `place`.
+            values: Likewise.
+            place: Number of the pixel.
+        """
         hidden = hidden + self.attn.extend(self.ln_1(hidden), keys, values, place)
         return hidden + self.mlp(self.ln_2(hidden))  # type: ignore[no-any-return]
 
@@ -111,20 +148,13 @@ class GPT2(nn.Module):
             "num_vocab": num_vocab,
             "num_classes": num_classes,
         }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ConfigError(f"GPT2 was given {name}={size}. It is a whole number of at least 1.")
-        if embed_dim % num_heads:
-            raise ConfigError(
-                f"GPT2 was given embed_dim={embed_dim} and num_heads={num_heads}. The heads share the width equally: "
-                f"give an embed_dim that is a multiple of {num_heads}."
-            )
+        _check_sizes("GPT2", sizes)
         self.num_positions = num_positions
         self.num_heads = num_heads
         self.sos = nn.Parameter(torch.empty(embed_dim))
         self.token_embeddings = nn.Embedding(num_vocab, embed_dim)
         self.position_embeddings = nn.Embedding(num_positions, embed_dim)
-        self.layers = nn.ModuleList(_Block(embed_dim, num_heads) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Block(embed_dim, num_heads) for _ in range(num_layers))
         self.ln_f = nn.LayerNorm(embed_dim)
         self.head = nn.Linear(embed_dim, num_vocab, bias=False)
         self.clf_head = nn.Linear(embed_dim, num_classes)
@@ -159,14 +189,13 @@ class GPT2(nn.Module):
                 f"come first: [T, B]. Transpose them if {length} is the batch size; otherwise make GPT2 with "
                 f"num_positions={length}, or use smaller images."
             )
-        start = self.sos.expand(batch, 1, -1)
-        hidden = torch.cat([start, self.token_embeddings(tokens[:-1].t())], dim=1)
-        hidden = hidden + self.position_embeddings.weight[:length]
+        hidden = torch.cat([self.sos.expand(1, batch, -1), self.token_embeddings(tokens[:-1])])
+        hidden = hidden + self.position_embeddings.weight[:length, None]
         for layer in self.layers:
             hidden = layer(hidden)
         hidden = self.ln_f(hidden)
-        logits: torch.Tensor = self.head(hidden).transpose(0, 1)
-        return (self.clf_head(hidden.mean(dim=1)), logits) if classify else logits
+        logits: torch.Tensor = self.head(hidden)
+        return (self.clf_head(hidden.mean(dim=0)), logits) if classify else logits
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes weights of earlier checkpoints too, which called `layers` `blocks`."""
@@ -197,9 +226,9 @@ class GPT2(nn.Module):
         if (previous is None) != (place == 0):
             raise ConfigError(f"The cache holds {place} pixels: give previous=None for the first pixel and only then.")
         token = self.sos.expand(len(cache.keys[0]), -1) if previous is None else self.token_embeddings(previous)
-        hidden = (token + self.position_embeddings.weight[place])[:, None]
+        hidden = (token + self.position_embeddings.weight[place])[None]
         for number, layer in enumerate(self.layers):
             hidden = layer.extend(hidden, cache.keys[number], cache.values[number], place)  # type: ignore[operator]
         cache.length += 1
-        logits: torch.Tensor = self.head(self.ln_f(hidden[:, 0]))
+        logits: torch.Tensor = self.head(self.ln_f(hidden[0]))
         return logits
