@@ -174,5 +174,5 @@ def test_a_block_is_made_by_name_and_reads_sequences_first() -> None:
         torch.testing.assert_close(block(hidden[:3]), whole[:3])  # the pixels after it change nothing
         torch.testing.assert_close(block(hidden[:, :1]), whole[:, :1])  # nor does the other image
     assert not torch.allclose(block(hidden[2:]), whole[2:])
-    with pytest.raises(ConfigError, match="Block was given embed_dim=12 and num_heads=5. The heads share the width"):
+    with pytest.raises(ConfigError, match=r"Block was given embed_dim=12 and num_heads=5\. The heads share the width"):
         Block(embed_dim=12, num_heads=5)
