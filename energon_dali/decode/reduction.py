@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FACTORS = (8, 4, 2)
 """Scales at which images are decoded, as divisors of both sides, the largest first."""
 _DECODED_PIXELS: dict[DecodeScale, float] = {"fast": 2.0, "fastest": 1.0}
-"""Decoded pixels per pixel of the result that remain, in each direction."""
+"""Decoded pixels per pixel of the result that remain, in each direction; more in formats that need it."""
 _MARGIN = 2
 """Rows below the box that are decoded too: interpolated chroma reads one."""
 _WORTHWHILE = 8
@@ -85,6 +85,7 @@ def find_reduction(handle: EncodedImage, geometry: Geometry | None) -> Reduction
     wanted = _DECODED_PIXELS.get(spec.decode_scale)
     if wanted is not None:
         smallest = min(_source_pixels(handle, geometry))
+        wanted *= known.reduced_oversampling
         factor = next((factor for factor in FACTORS if smallest >= wanted * factor), 1)
     rows = handle.height
     if known.cuts_rows and geometry is not None and (not turns or handle.orientation <= 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Sequence
 from fractions import Fraction
@@ -152,7 +153,8 @@ def test_smaller_scales_show_the_same(form: str, scale: Any) -> None:
         found = reduction_of(encoded)
         assert found is not None
         assert found.factor > 1
-        assert psnr(decode_image(encoded), exact) > LEAST_PSNR[scale], (chosen, seed)
+        # An image that was decoded in full after all would equal the exact one.
+        assert LEAST_PSNR[scale] < psnr(decode_image(encoded), exact) < math.inf, (chosen, seed)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -171,6 +173,8 @@ def test_smaller_images_are_not_shifted(form: str) -> None:
     """A ramp of gray: a shift by a tenth of a pixel would show. Rounding shows in a mirrored ramp likewise."""
     ramp = np.linspace(20, 235, 640).astype(np.uint8)[None, :, None].repeat(64, 0).repeat(3, 2)
     for factor, out in ((2, 160), (4, 80), (8, 40)):
+        if form == "JPEG2000":  # needs twice as many decoded pixels
+            out //= 2
         errors = []
         for values in (ramp, ramp[:, ::-1]):
             options = {"quality": 100, "subsampling": 0} if form == "JPEG" else {}
@@ -253,7 +257,7 @@ def test_other_jpeg2000_is_reduced(form: str) -> None:
         assert image.size == (400 // factor, 304 // factor)
         out = (300 // (2 * factor), 400 // (2 * factor))
         exact = decode_image(handle(data, Resize(out)))
-        reduced = decode_image(handle(data, Resize(out), decode_scale="fast"))
+        reduced = decode_image(handle(data, Resize(out), decode_scale="fastest"))
         assert 30 < psnr(reduced, exact) < 60
 
 

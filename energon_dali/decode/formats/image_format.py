@@ -118,6 +118,8 @@ class ImageFormat:
     """Where the pixels of a reduced image are: pixel 0 covers the pixels up to `factor` of the full image (0), or its
     centre is that of pixel 0 of the full image (0.5; a result that reaches the last row or column then ends up to half
     a pixel of the reduced image too early)."""
+    reduced_oversampling: float = 1.0
+    """How many decoded pixels a reduced image needs for each one of a reduced JPEG, to look as close to the whole."""
     swaps_sides: Callable[[Image.Image], bool] | None = None
     """Returns whether PIL swaps width and height of an opened image when it loads the pixels. None: never."""
     max_pixels_per_byte: float | Mapping[object, float] = inf
