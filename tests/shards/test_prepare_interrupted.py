@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from energon_dali.decode.media_filter import MediaFilter
-from energon_dali.errors import DatasetFormatError, ShardError, StorageError
+from energon_dali.errors import ConfigError, DatasetFormatError, ShardError, StorageError
 from energon_dali.shards import PartFacts, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.prepare import building
 from energon_dali.shards.prepare.media_tables import add_media_metadata
@@ -131,7 +131,7 @@ def fill_the_disk_late(root: Path) -> None:
 
 
 def misname_the_split(root: Path) -> None:
-    with pytest.raises(DatasetFormatError, match=r"split\.txt"):
+    with pytest.raises(ConfigError, match=r"split\.txt"):
         prepare_dataset(root, split_config="split.txt")
 
 

@@ -117,6 +117,7 @@ class TransformerDataModule(LightningDataModule):
         overfit = getattr(self.trainer, "overfit_batches", 0)
         if self.dataset_train is not None:
             return self._open_map_train(self.dataset_train, position, overfit)
+        _ignore_warning_of_lengths()
         if overfit:
             return self._open_overfit(overfit)
         if self._train is None:
@@ -262,6 +263,7 @@ class TransformerDataModule(LightningDataModule):
         return max(1, batches // layout.num_streams) * (layout.num_streams // layout.world_size)
 
     def _open_eval(self, split: Split, path: AnyPath, part: str) -> EvalLoader[Any]:
+        _ignore_warning_of_lengths()
         if split not in self._evals:
             cfg = self.cfg
             train = self._train if isinstance(self._train, TrainLoader) else None
@@ -384,6 +386,11 @@ class TransformerDataModule(LightningDataModule):
                 "run's is not. Train on the same data."
             )
         return self._state
+
+
+def _ignore_warning_of_lengths() -> None:
+    """Ignores that Lightning doubts the length of every loader of an IterableDataset: these lengths are exact."""
+    warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
 
 
 def _check_ranks(dataset: SavableDataset[Any], split: Split) -> None:
