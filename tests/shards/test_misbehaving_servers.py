@@ -210,6 +210,22 @@ def test_redirects_of_web_servers(server: RawServer) -> None:
     server.answer = lambda client, start, stop: client.sendall(head("302 Found", 0, "Location: file:///etc/passwd"))
     with pytest.raises(StorageError, match=r"x\.tar: the server redirects it from http to file, which is not followed"):
         reader.read_at(10, 500)
+    server.answer = lambda client, start, stop: client.sendall(head("302 Found", 0, "Location: http://[::1"))
+    with pytest.raises(StorageError, match=r"x\.tar: the server redirects it to 'http://\[::1', which is not a URL: "):
+        reader.read_at(10, 500)
+
+
+def test_the_body_of_a_redirect_may_be_endless(server: RawServer) -> None:
+    reader = open_file(server, "http")
+
+    def answer(client: socket.socket, start: int, stop: int) -> None:
+        server.answer = answer_well
+        client.sendall(head("302 Found", 1 << 40, "Location: /data/y.tar"))
+        while not server.ended.is_set():
+            client.sendall(bytes(1 << 16))
+
+    server.answer = answer
+    assert reader.read_at(10, 500) == content(10, 510)
 
 
 def test_a_redirect_from_https_to_http_is_not_followed() -> None:

@@ -262,8 +262,7 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
         location = response.get_redirect_location()
         if not location:
             break
-        response.drain_conn()
-        response.release_conn()
+        _read_body(response, max_bytes=_CHUNK_BYTES)  # the connection can be reused, unless the body is long
         address = _redirected(url, address, location)
     else:
         raise StorageError(
@@ -314,9 +313,15 @@ def _redirected(url: str, address: str, location: str) -> str:
         location: The header of its response.
 
     Raises:
-        StorageError: It leads from https to http, or to something else than a web server.
+        StorageError: It leads from https to http, or to something else than a web server, or is not a URL.
     """
-    following = urljoin(address, location)
+    try:
+        following = urljoin(address, location)
+    except ValueError as error:
+        raise StorageError(
+            f"Could not read {url}: the server redirects it to {location[:_TEXT_CHARS]!r}, which is not a URL: "
+            f"{error}. Check the address."
+        ) from error
     before, after = urlsplit(address).scheme, urlsplit(following).scheme
     if after not in ("http", "https") or (before, after) == ("https", "http"):
         raise StorageError(
