@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
@@ -278,6 +278,15 @@ class WorkerConfig(metaclass=_ActiveConfig):
             ConfigError: None does.
         """
         self.rank_worker_id()
+
+    if TYPE_CHECKING:
+        active_worker_config: ClassVar[WorkerConfig | None]
+    else:
+
+        @property
+        def active_worker_config(self) -> WorkerConfig | None:
+            """That of the class: instances do not have the attributes of a metaclass."""
+            return _RUNNING.config
 
     def worker_activate(
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None

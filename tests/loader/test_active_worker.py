@@ -38,6 +38,7 @@ class Asking(DefaultTaskEncoder[Any, Any, Any, Any]):
 def found() -> tuple[int, int, int]:
     config = WorkerConfig.active_worker_config
     assert config is not None
+    assert config.active_worker_config is config
     config.assert_worker()
     return config.rank, config.global_worker_id(), config.worker_seed()
 
