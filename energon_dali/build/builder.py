@@ -226,7 +226,13 @@ class Builder:
         packing_buffer_size: int | None = None,
         limit: int | None = None,
     ) -> Dataset:
-        """Returns the validation datasets one after the other, through the encoder's own stages."""
+        """Returns the validation datasets one after the other, through the encoder's own stages.
+
+        Raises:
+            ConfigError: There is no dataset.
+        """
+        if not datasets:
+            raise ConfigError("build_val_datasets was given no dataset. Give those that the hook received, or some.")
         parts = [self.load(one) for one in datasets]
         tree: Dataset = ConcatDataset(*parts) if len(parts) > 1 else parts[0]
         tree = self._through_stages(tree, worker_config, batch_size, batch_drop_last, packing_buffer_size)

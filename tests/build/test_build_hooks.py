@@ -34,6 +34,11 @@ class Packs(Bytes):
         return super().build_batch(dataset, **{**options, "packing_buffer_size": 4})
 
 
+class Drops(Bytes):
+    def build_val_datasets(self, **options: Any) -> Any:
+        return super().build_val_datasets(**{**options, "datasets": []})
+
+
 class Forgets(Bytes):
     def build_train_datasets(self, **options: Any) -> Any:
         self.build_encode_sample(options["datasets"][0].dataset.build())
@@ -68,6 +73,8 @@ def test_wrong_uses_are_named(folder: Path) -> None:
         ConfigError, match="build_batch was given packing_buffer_size=4, and the dataset is opened with"
     ):
         get_train_dataset(folder, task_encoder=Packs(), **options)
+    with pytest.raises(ConfigError, match="build_val_datasets was given no dataset"):
+        get_val_dataset(folder, task_encoder=Drops(), **options)
     with pytest.raises(ConfigError, match="was called outside of get_train_dataset"):
         Builds().build_batch(get_train_dataset(folder, task_encoder=Bytes(), **options), batch_size=2)
     mixture = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": [{"path": str(folder)}] * 2}}}
