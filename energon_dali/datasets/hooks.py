@@ -201,8 +201,9 @@ def check_result(stage: str, result: Any) -> Any:
         )
     if isinstance(result, _UNFINISHED):
         if isinstance(result, CoroutineType):
-            result.close()  # otherwise Python warns that nobody awaited it
-        raise FatalSampleError(f"{stage} returned {type(result).__name__.replace('_', ' ')}. {NOT_AWAITED}")
+            result.close()  # otherwise Python warns that it was never awaited
+        what = "a coroutine" if isinstance(result, CoroutineType) else "an async generator"
+        raise FatalSampleError(f"{stage} returned {what}. {NOT_AWAITED}")
     if result is None:
         raise FatalSampleError(
             f"{stage} returned None. It must return the sample or batch that it made: check that each path through it "
