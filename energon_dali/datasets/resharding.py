@@ -91,7 +91,7 @@ def refuse_trainer(owner: object) -> None:
     """
     # The fetcher of a torch DataLoader iterates what the DataLoader was given, and not a dataset inside of it.
     caller = sys._getframe(2).f_globals.get("__name__")
-    if caller == "torch.utils.data._utils.fetch" and _within("transformers.trainer"):
+    if caller == "torch.utils.data._utils.fetch" and within("transformers.trainer"):
         raise _given_to_trainer(owner)
 
 
@@ -101,7 +101,7 @@ def refuse_indexing(owner: object) -> ConfigError:
     Args:
         owner: The dataset or loader.
     """
-    if _within("transformers.trainer"):
+    if within("transformers.trainer"):
         return _given_to_trainer(owner)
     return ConfigError(
         f"A {type(owner).__name__} yields its elements in the order of its plan; they have no index. Do not put it "
@@ -118,11 +118,11 @@ def _given_to_trainer(owner: object) -> ConfigError:
     )
 
 
-def _within(module: str) -> bool:
-    """Returns whether a function of a module is among the callers."""
+def within(*modules: str) -> bool:
+    """Returns whether a function of one of some modules is among the callers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == module:
+        if frame.f_globals.get("__name__") in modules:
             return True
         frame = frame.f_back
     return False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
+from energon_dali.datasets.resharding import within
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def refuse_restarts(owner: object) -> None:
 
 
 def refuse_rank_decoders(dataset: SavableDataset[Any]) -> None:
-    """Checks that no decoder of a tree belongs into the process that trains.
+    """Checks that no decoder of a tree belongs in the process that trains.
 
     Args:
         dataset: The outermost dataset.
@@ -99,12 +100,7 @@ def refuse_rank_decoders(dataset: SavableDataset[Any]) -> None:
 
 def is_sent_to_torch_workers() -> bool:
     """Returns whether a torch `DataLoader` is starting worker processes, among the callers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") in _PARENTS:
-            return True
-        frame = frame.f_back
-    return False
+    return within(*_PARENTS)
 
 
 def share_of(count: int, worker: int, config: WorkerConfig) -> int:

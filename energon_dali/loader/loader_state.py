@@ -14,6 +14,7 @@ from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain, config_in_todays_form
+from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain
@@ -30,8 +31,6 @@ VERSION = 1
 _ENERGON_STATES = ("SavableDataLoaderState", "SavableDatasetCheckpoint", "SavableDatasetState", "FlexState")
 """Classes of Energon's states, as `energon_dali.compat` or Energon itself loads them."""
 
-MAX_STREAMS = 1 << 20
-"""Most streams, and ranks, of a job."""
 MAX_CONFIG_BYTES = 64 << 20
 """Most bytes that a state's config may unpack to: ten thousand datasets with long paths take 10 MiB."""
 
