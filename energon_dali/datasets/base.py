@@ -41,7 +41,7 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
     Iterating the dataset itself runs the streams of this rank in this process, round robin; `state_dict` is the state
     of that iteration. A loader does the same with worker processes. In a worker process of a torch `DataLoader`,
     iteration and state are those of the streams of this worker: give the `DataLoader` the number of workers of the
-    WorkerConfig, and each sample comes once.
+    WorkerConfig, and each sample is delivered once.
     """
 
     runs_in_rank = False

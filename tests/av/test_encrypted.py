@@ -41,7 +41,7 @@ def encrypted_mp4(**changes: Any) -> bytes:
 @pytest.mark.parametrize("options", [CENC, CENC + FRAGMENTS], ids=["whole", "fragmented"])
 def test_common_encryption(options: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
     data = encrypted_mp4(muxer_options=options)
-    file = tmp_path / "film.mp4"
+    file = tmp_path / "video.mp4"
     file.write_bytes(data)
     for source in (data, str(file)):
         with AVDecoder(source) as decoder:

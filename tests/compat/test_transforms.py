@@ -31,7 +31,7 @@ class RandomRotation:
         return degrees
 
 
-def picture(size: tuple[int, int]) -> PIL.Image.Image:
+def sample_image(size: tuple[int, int]) -> PIL.Image.Image:
     """A gradient, without an edge on which a shift of less than a pixel shows as a large difference."""
     width, height = size
     rows, columns = np.mgrid[0:height, 0:width]
@@ -42,8 +42,8 @@ def picture(size: tuple[int, int]) -> PIL.Image.Image:
 @pytest.mark.parametrize("size", SIZES)
 def test_an_expanding_rotation_is_that_of_pil(size: tuple[int, int], degrees: float) -> None:
     """torchvision rotates PIL images by `Image.rotate`."""
-    ours = MergeTransform([RandomRotation(degrees)])(picture(size))
-    theirs = picture(size).rotate(degrees, BILINEAR, expand=True)
+    ours = MergeTransform([RandomRotation(degrees)])(sample_image(size))
+    theirs = sample_image(size).rotate(degrees, BILINEAR, expand=True)
     assert ours.size == theirs.size
     difference = np.abs(np.asarray(ours, np.int16) - np.asarray(theirs))
     assert np.median(difference) <= 1
@@ -53,7 +53,7 @@ def test_an_expanding_rotation_is_that_of_pil(size: tuple[int, int], degrees: fl
 @pytest.mark.parametrize("size", SIZES)
 def test_an_expanded_tensor_is_as_large_as_an_image(size: tuple[int, int], degrees: float) -> None:
     warped = MergeTransform([RandomRotation(degrees)])(torch.ones(1, size[1], size[0]))
-    assert tuple(warped.shape[:0:-1]) == picture(size).rotate(degrees, expand=True).size
+    assert tuple(warped.shape[:0:-1]) == sample_image(size).rotate(degrees, expand=True).size
 
 
 def test_a_right_angle_gives_a_tensor_the_odd_pixel_of_torchvision() -> None:
@@ -73,7 +73,7 @@ class Shift(CustomTransform):
 
 
 def test_a_custom_transform_without_the_constructor_of_its_base() -> None:
-    image = picture((20, 10))
+    image = sample_image((20, 10))
     shifted = MergeTransform([Shift(3)])(image)
     assert np.array_equal(np.asarray(shifted)[:, 3:], np.asarray(image)[:, :-3])
     assert not np.asarray(shifted)[:, :3].any()

@@ -99,7 +99,7 @@ def run_loaders(paths: list[str], expected: list[list[str]], random: Random, scr
         method: How workers start.
 
     Raises:
-        Lost: A batch is not the one that comes next, or an error ended a loader.
+        Lost: A batch is not the next one, or an error ended a loader.
     """
     state, at, before = None, 0, None
     workers = _WORKERS[:2] if method == "spawn" else _WORKERS
@@ -134,7 +134,7 @@ def run_loaders(paths: list[str], expected: list[list[str]], random: Random, scr
 
 
 def prepare_loaders(folder: Path) -> Case:
-    """Creates a dataset, on disk and behind an S3 server; the case runs loaders over it."""
+    """Creates a dataset, on disk and on an S3 server; the case runs loaders over it."""
     logging.disable(logging.ERROR)
     samples = {f"{number:03d}": {"txt": f"{number} ".encode() * 200} for number in range(64)}
     write_shards(folder / "data" / "texts", samples, 4)

@@ -55,7 +55,7 @@ class FrontEnd(ABC):
     image_token: str = "<image>"
     """Placeholder of an image in the text, and of each of its features after `expand_text`."""
     image_token_id: int | None = None
-    """Id of an image's features in the expanded text, by which token counts see whether a text is expanded: that of
+    """Id of an image's features in the expanded text, by which token counts recognise an expanded text: that of
     `image_token`, except for Gemma 3. `from_processor` takes it from a processor that has a tokenizer, or from the
     config.json of a model's folder."""
     placeholder_id: int | None = None

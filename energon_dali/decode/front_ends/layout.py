@@ -73,7 +73,7 @@ class ImageLayout:
 
     @property
     def num_features(self) -> int:
-        """Placeholder tokens in the text that stand for features of the image, after `expand_text`."""
+        """Placeholder tokens in the text after `expand_text`, one for each feature of the image."""
         return self.num_tokens - self.num_markers
 
     @property

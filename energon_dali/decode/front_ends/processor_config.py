@@ -60,7 +60,7 @@ _SOUND = frozenset(
         "sampling_rate",
     }
 )
-"""Keys of feature extractors for audio, which models that also hear (Qwen-Omni, Gemma 3n) have in the same file."""
+"""Keys of feature extractors for audio, which models with audio (Qwen-Omni, Gemma 3n) have in the same file."""
 CROP_AND_PAD = frozenset({"do_center_crop", "crop_size", "do_pad", "pad_size"})
 """Keys that every processor of transformers has as attributes, and that families which cut images themselves ignore."""
 _FLAGS = ("do_", "default_to_square")
@@ -298,7 +298,7 @@ class ProcessorConfig:
         )
 
     def take_triple(self, name: str, default: tuple[float, ...], *, least: float) -> tuple[float, float, float]:
-        """Returns three numbers, for red, green and blue; one number stands for all of them.
+        """Returns three numbers, for red, green and blue; one number is used for all of them.
 
         Args:
             name: Of the value.

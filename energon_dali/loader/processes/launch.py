@@ -51,7 +51,7 @@ _GRACE_SECONDS = 0.5
 """How long a process may take to end by itself after its parent hung up."""
 
 _UNKNOWN_CODE = 1 << 16
-"""Stands for the exit code of a process that something else waited for."""
+"""Used as the exit code of a process that something else waited for."""
 
 _HINTS = {
     "SIGKILL": " (often the kernel's out-of-memory killer: see dmesg, and lower num_workers, prefetch_factor or "

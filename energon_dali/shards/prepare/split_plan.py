@@ -181,7 +181,7 @@ def split_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]]
 
 
 _LITERAL = re.compile(r"[\w/ ,:;=@~-]*")
-"""The start of an expression that stands for itself."""
+"""The start of an expression that has no special characters."""
 _NAME = re.compile(r"[\w/ ,:;=@~.-]*")
 """An expression in which nothing but full stops has a meaning of its own."""
 

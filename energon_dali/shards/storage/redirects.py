@@ -19,7 +19,7 @@ _NOWHERE = "127.0.0.1:0"
 def stay_on(client: dict[str, Any], urls: Iterable[str]) -> dict[str, Any]:
     """Returns options of obstore's client with which it does not follow redirects to other hosts.
 
-    Ports and schemes of one host are not told apart, except that obstore never goes from https to http. If a proxy of
+    Ports and schemes of one host are treated alike, except that obstore never goes from https to http. If a proxy of
     the environment is used, redirects stay with it, because obstore has only one proxy.
 
     Args:

@@ -1,6 +1,6 @@
 """The configurations of published models that `published_configs.json` holds, and the processors made from them.
 
-Each entry has the files of a model's folder as values, its source, and what becomes of it: "accepted", "refused" or
+Each entry has the files of a model's folder as values, its source, and the outcome: "accepted", "refused" or
 "not covered", with words of the message. Most are files of repositories on GitHub. The others are what a conversion
 script of transformers writes, what transformers prints, or what notes and tests of other projects quote. Of those that
 are not covered, some keys are left out.
