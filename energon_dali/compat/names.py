@@ -189,6 +189,7 @@ energon_dali.compat.constants: AVDecoderType AVIndexMode AV_DECODE_AVAILABLE DEB
     INFO_JSON_FILENAME INFO_YAML_FILENAME ITAR_SUFFIX ImageDecoderType JOIN_INDEX_FILENAME LOCAL_COPY_TMP_DIR
     MAIN_FOLDER_NAME MISSING_DEPENDENCY MediaMetadataType SPLIT_YAML_FILENAME TTransform skip_meta_re split_name_re
     url_regex
+energon_dali.compat.dataset_loader: DatasetLoader load_dataset
 energon_dali.compat.decoders: GuessingHandlerWrapper
 energon_dali.compat.deprecation: deprecated warn_deprecated
 energon_dali.compat.documents: FieldAccessError ModuleLoader collapse deserialize_media_metadata field_access
