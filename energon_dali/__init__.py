@@ -214,7 +214,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _unknown_name(name: str, frame: FrameType) -> Exception:
-    """Returns the error for a name that is not public, with the nearest one that is.
+    """Returns the error for a name that is not public, with the nearest one that is, or where factories are.
 
     Args:
         name: The name that was asked for.
@@ -227,8 +227,14 @@ def _unknown_name(name: str, frame: FrameType) -> Exception:
 
     near = [] if name.startswith("_") else nearest_names(name, _homes())
     hint = f". Did you mean {' or '.join(near)}?" if near else ""
+    if name.endswith(("DatasetFactory", "WebdatasetFactory", "Webdataset")):
+        hint = (
+            f". Energon's factories are for classes that derive from them: after `import energon_dali.compat`, use "
+            f"`from megatron.energon import {name}`. To open a dataset, give its path to get_train_dataset or "
+            "get_val_dataset"
+        )
     instruction = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
-    if near and opcode.opname[instruction] == "IMPORT_FROM":
+    if hint and opcode.opname[instruction] == "IMPORT_FROM":
         return ImportError(f"cannot import name {name!r} from {__name__!r}{hint}", name=__name__, path=__file__)
     return AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 

@@ -101,3 +101,12 @@ def test_unknown_modules_and_names_fail_as_in_python() -> None:
         _ = root.nothing
     with pytest.raises(AttributeError, match="private names"):
         _ = root._secret
+
+
+def test_names_that_only_energon_has_at_its_root_are_answered() -> None:
+    missing = sorted(set(NAMES["megatron.energon"]) - set(energon_dali.__all__))
+    assert "DefaultDecoderWebdatasetFactory" in missing
+    for name in missing:
+        with pytest.raises(ImportError, match=rf"use `from megatron\.energon import {name}`.*to get_train_dataset"):
+            exec(f"from energon_dali import {name}", {})
+        assert not hasattr(energon_dali, name)
