@@ -148,7 +148,7 @@ def _read_lines(path: Path, lines: Iterable[str]) -> list[FailureGroup]:
 
 
 def _entry(line: str) -> dict[str, Any]:
-    """Returns a line of a debug log; {} if it is none."""
+    """Returns a line of a debug log as a dict; {} if it is not one."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

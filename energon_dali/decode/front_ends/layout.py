@@ -69,7 +69,7 @@ class ImageLayout:
     """Integers of the family: the patch grid (frames, rows, columns), the tile grid (rows, columns), an index of an
     aspect ratio. The family's class says which."""
     num_markers: int = field(default=0, kw_only=True)
-    """Those of `num_tokens` that are no features: tokens before, between and after them."""
+    """Those of `num_tokens` that are not features: tokens before, between and after them."""
 
     @property
     def num_features(self) -> int:
