@@ -15,6 +15,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.tasks.vision.igpt import ImageGPTDataConfig, ImageGPTDataModule
 from energon_dali.tasks.vision.igpt.cifar import md5_of, read_archive
 from tests.tasks.igpt.archives import CLASSES, write_archive
+from tests.tasks.walkthrough.pixels.cifar import SmallCIFAR10
 
 
 def module(folder: Path, **options: Any) -> ImageGPTDataModule:
@@ -200,3 +201,54 @@ def test_numbers_are_known_after_setup(folder: Path) -> None:
     (folder / "cifar-10-python.tar.gz").unlink()
     with pytest.raises(ConfigError, match="Call prepare_data"):
         data.setup("fit")
+
+
+class OfAClass(ImageGPTDataModule):
+    dataset_cls = SmallCIFAR10
+
+
+def of_a_class(folder: Path, **options: Any) -> OfAClass:
+    told = {"data_dir": str(folder), "batch_size": 5, "num_workers": 0, "num_streams": 2, "num_colors": 8}
+    return OfAClass(ImageGPTDataConfig(**{**told, "image_size": 32, "flip": 0.0, **options}), decoder="pil")
+
+
+def test_a_dataset_class_takes_the_place_of_the_archive(archive: Path, tmp_path: Path) -> None:
+    data = of_a_class(tmp_path)
+    with pytest.raises(ConfigError, match="Call prepare_data"):
+        data.setup("fit")
+    shutil.copy(archive, tmp_path)
+    with ThreadPoolExecutor(2) as pool:  # as ranks do
+        list(pool.map(lambda _: of_a_class(tmp_path).prepare_data(), range(2)))
+    data.setup("fit")
+    (made,) = tmp_path.glob("from-SmallCIFAR10-*")
+    try:
+        together = {**everything(data.train_dataloader()), **everything(data.val_dataloader())}
+        test = everything(data.test_dataloader())
+    finally:
+        data.close()
+    content = read_archive(archive)
+    for prefix, part, found in (("train", content.train, together), ("test", content.test, test)):
+        assert sorted(found) == [f"{prefix}-{index:06d}" for index in range(len(part.labels))]
+        for index, key in enumerate(sorted(found)):
+            pixels = np.ascontiguousarray(part.pixels[index].transpose(2, 0, 1))
+            assert found[key] == (part.labels[index], pixels.tobytes())
+    assert data.model_data_kwargs["num_classes"] == 4
+    assert data.model_data_kwargs["palette"] == [list(color) for color in data.palette.units]
+    (tmp_path / "cifar-10-python.tar.gz").unlink()  # what was made stays of use
+    again = of_a_class(tmp_path, download=False)
+    again.prepare_data()
+    again.setup("fit")
+    assert again.cfg.train == str(made)
+
+
+def test_other_images_of_a_class_are_refused(tmp_path: Path) -> None:
+    data = of_a_class(tmp_path)
+    data.dataset_cls = lambda *_, **__: [(np.zeros((28, 28), np.uint8), 3)]
+    with pytest.raises(
+        ConfigError, match=r"Item 0 of <lambda> is an image of values\.shape = \(28, 28\).*set dataset_train"
+    ):
+        data.prepare_data()
+    data.dataset_cls = lambda *_, **__: [(np.zeros((32, 32, 3), np.uint8), -1)]
+    with pytest.raises(ConfigError, match="has the class -1"):
+        data.prepare_data()
+    assert not list(tmp_path.iterdir())

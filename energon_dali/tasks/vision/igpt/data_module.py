@@ -12,7 +12,8 @@ from energon_dali.tasks.core.data_module import Split, TransformerDataModule
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
 from energon_dali.tasks.vision.igpt.cifar.archive import SIDE_PX
 from energon_dali.tasks.vision.igpt.cifar.download import download
-from energon_dali.tasks.vision.igpt.cifar.shards import PreparedCifar, find_prepared, prepare_cifar
+from energon_dali.tasks.vision.igpt.cifar.map_style import DatasetClass, name_of, read_dataset
+from energon_dali.tasks.vision.igpt.cifar.shards import PreparedCifar, find_prepared, prepare_cifar, prepare_images
 from energon_dali.tasks.vision.igpt.config import ImageGPTDataConfig
 from energon_dali.tasks.vision.igpt.palette import stored_palette
 from energon_dali.tasks.vision.igpt.task_encoder import PictureTaskEncoder
@@ -28,6 +29,11 @@ class ImageGPTDataModule(TransformerDataModule):
     """
 
     cfg: ImageGPTDataConfig
+    dataset_cls: DatasetClass | None = None
+    """Class of a map-style dataset in the place of the archive, such as torchvision's CIFAR10: a subclass sets it, or
+    has a property. It is called as `dataset_cls(data_dir, train=True, download=True)`, gives images of 32 x 32 pixels
+    with their classes, and is read once, into shards. Several processes may call it at once: download its data
+    beforehand where it cannot do that."""
 
     def __init__(
         self, cfg: ImageGPTDataConfig | None = None, *, decoder: DecoderChoice = None, tokenizer: Any | None = None
@@ -39,13 +45,23 @@ class ImageGPTDataModule(TransformerDataModule):
     def prepare_data(self, *args: Any, **kwargs: Any) -> None:
         """Makes shards of the archive and finds the palette, where that was not done; downloads the archive if needed.
 
+        With `dataset_cls`, the shards are made of what that class gives.
+
         Raises:
-            ConfigError: data_dir was not given, there is no archive and it is not to be downloaded, or a part of the
-                split would be empty.
+            ConfigError: data_dir was not given, there is no archive and it is not to be downloaded, a part of the
+                split would be empty, or dataset_cls gives other images than 32 x 32 pixels in RGB.
             DatasetFormatError: The archive is damaged, or not of this format, or has another checksum.
             StorageError: Something cannot be fetched, read or written.
         """
         cfg = self.cfg
+        if self.dataset_cls is not None:
+            name = name_of(self.dataset_cls)
+            prepared = find_prepared(cfg.folder, cfg.recipe, name)
+            if prepared is None:
+                content = read_dataset(self.dataset_cls, cfg.folder, download=cfg.download)
+                prepared = prepare_images(name, content, cfg.folder, cfg.recipe)
+            stored_palette(prepared.path, cfg.num_colors, cfg.palette_seed)
+            return
         path = cfg.archive_path
         prepared = None if path.exists() else find_prepared(cfg.folder, cfg.recipe)
         if prepared is None:
@@ -73,11 +89,13 @@ class ImageGPTDataModule(TransformerDataModule):
         cfg = self.cfg
         if self._prepared is not None:
             return
-        path = cfg.archive_path
-        # On each rank: the archive names the dataset, so that all find the same.
-        prepared = (
-            prepare_cifar(path, cfg.folder, cfg.recipe) if path.exists() else find_prepared(cfg.folder, cfg.recipe)
-        )
+        if self.dataset_cls is not None:
+            prepared = find_prepared(cfg.folder, cfg.recipe, name_of(self.dataset_cls))
+        elif cfg.archive_path.exists():
+            # On each rank: the archive names the dataset, so that all find the same.
+            prepared = prepare_cifar(cfg.archive_path, cfg.folder, cfg.recipe)
+        else:
+            prepared = find_prepared(cfg.folder, cfg.recipe)
         if prepared is None:
             raise ConfigError(f"{cfg.folder} holds no shards with this split yet. Call prepare_data() before setup().")
         self._palette = stored_palette(prepared.path, cfg.num_colors, cfg.palette_seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,12 +20,14 @@ from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.shards import StoragePath, prepare_dataset
 from energon_dali.shards.meta.dataset_config import sample_config, write_dataset_config
 from energon_dali.shards.storage.atomic_file import write_atomically
-from energon_dali.tasks.vision.igpt.cifar.archive import LabelledImages, read_archive
+from energon_dali.tasks.vision.igpt.cifar.archive import CifarArchive, LabelledImages, read_archive
 from energon_dali.tasks.vision.igpt.cifar.download import md5_of
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
+ARCHIVED = "cifar10"
+"""Beginning of the folder's name where the images are those of an archive."""
 FACTS = "facts.json"
 _SAMPLES_PER_SHARD = 500
 _MD5_DIGITS = 8
@@ -66,14 +69,24 @@ class PreparedCifar:
     """Names of the classes; labels are their numbers."""
 
 
-def find_prepared(data_dir: Path, recipe: SplitRecipe) -> PreparedCifar | None:
+def find_prepared(data_dir: Path, recipe: SplitRecipe, name: str = ARCHIVED) -> PreparedCifar | None:
     """Returns the dataset that was made with a recipe, None if there is none.
 
+    Args:
+        data_dir: Where it would be.
+        recipe: How it was split.
+        name: What it was made of, as in the name of its folder.
+
     Raises:
-        ConfigError: There are several, of different archives.
+        ConfigError: There are several, of different contents.
         DatasetFormatError: Its facts cannot be understood.
     """
-    found = sorted(data_dir.glob(f"cifar10-{'?' * _MD5_DIGITS}-{recipe.name}"))
+    found = sorted(data_dir.glob(f"{name}-{'?' * _MD5_DIGITS}-{recipe.name}"))
+    if len(found) > 1 and name != ARCHIVED:
+        raise ConfigError(
+            f"{data_dir} holds {', '.join(path.name for path in found)}, made when {name.removeprefix('from-')} had "
+            "other images. Remove all but one."
+        )
     if len(found) > 1:
         raise ConfigError(
             f"{data_dir} holds datasets of different archives, {', '.join(path.name for path in found)}, and no "
@@ -97,20 +110,45 @@ def prepare_cifar(archive: Path, data_dir: Path, recipe: SplitRecipe) -> Prepare
         DatasetFormatError: The archive is damaged, or not of this format.
         StorageError: Something cannot be read or written.
     """
-    md5 = md5_of(archive)
-    path = data_dir / f"cifar10-{md5[:_MD5_DIGITS]}-{recipe.name}"
+    return _prepare(ARCHIVED, md5_of(archive), lambda: read_archive(archive), data_dir, recipe)
+
+
+def prepare_images(name: str, content: CifarArchive, data_dir: Path, recipe: SplitRecipe) -> PreparedCifar:
+    """Returns the dataset of images in memory, made now if it was not, as `prepare_cifar` does.
+
+    Args:
+        name: Name of the folder's beginning.
+        content: The images.
+        data_dir: Gets a folder, named by name, content and recipe.
+        recipe: How to split.
+
+    Raises:
+        ConfigError: A part of the split would be empty.
+        StorageError: Something cannot be written.
+    """
+    digest = hashlib.md5(repr(content.classes).encode(), usedforsecurity=False)
+    for part in (content.train, content.test):
+        digest.update(part.pixels.tobytes())
+        digest.update(part.labels.tobytes())
+    return _prepare(name, digest.hexdigest(), lambda: content, data_dir, recipe)
+
+
+def _prepare(
+    name: str, md5: str, read: Callable[[], CifarArchive], data_dir: Path, recipe: SplitRecipe
+) -> PreparedCifar:
+    path = data_dir / f"{name}-{md5[:_MD5_DIGITS]}-{recipe.name}"
     if path.is_dir():
         return _open(path)
     building = data_dir / f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     try:
-        _build(archive, md5, building, recipe)
+        _build(name, md5, read(), building, recipe)
         try:
             building.rename(path)
         except OSError:
             if not path.is_dir():  # otherwise another process was first
                 raise
     except OSError as error:
-        raise StorageError(f"The shards of {archive} cannot be written below {data_dir}: {error}.") from error
+        raise StorageError(f"The shards of {name} cannot be written below {data_dir}: {error}.") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return _open(path)
@@ -126,11 +164,10 @@ def _open(path: Path) -> PreparedCifar:
         ) from error
 
 
-def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
+def _build(name: str, md5: str, content: CifarArchive, folder: Path, recipe: SplitRecipe) -> None:
     import torch
     from torch.utils.data import random_split
 
-    content = read_archive(archive)
     count = len(content.train.labels)
     num_val = round(count * recipe.val_fraction)
     if not 0 < num_val < count:
@@ -147,7 +184,7 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     _write_part(folder, "test", "test", content.test, range(len(content.test.labels)))
     patterns = [(part, f"{part}-.*") for part in ("train", "val", "test")]
     # Of the archive and the recipe, as the samples are: a run continues where they were made again, on another machine.
-    identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"cifar10-{md5}-{recipe.name}"))
+    identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}-{md5}-{recipe.name}"))
     prepare_dataset(str(folder), split_patterns=patterns, identity=identity)
     field_map = {"image": "png", "label": "cls"}
     write_dataset_config(StoragePath.of(str(folder)), sample_config("ImageClassificationSample", field_map))
