@@ -286,9 +286,6 @@ class TransformerDataModule(LightningDataModule):
 
     def _loader_options(self) -> dict[str, Any]:
         cfg = self.cfg
-        # Lightning warns about every IterableDataset with a length, which each worker of torch's DataLoader could
-        # repeat. These loaders share the streams out, and their length is that of the rank.
-        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
         return {"prefetch_factor": cfg.prefetch_factor, "decode_process": cfg.decode_process, **cfg.loader_options}
 
     def _worker_config(self, num_streams: int | None) -> WorkerConfig:
@@ -389,7 +386,10 @@ class TransformerDataModule(LightningDataModule):
 
 
 def _ignore_warning_of_lengths() -> None:
-    """Ignores that Lightning doubts the length of every loader of an IterableDataset: these lengths are exact."""
+    """Ignores Lightning's warning about every IterableDataset with a length, which torch's workers could repeat.
+
+    These loaders divide the streams, and their length is that of the rank.
+    """
     warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
 
 
