@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.server
 import json
 import multiprocessing
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import pytest
@@ -601,6 +602,37 @@ def test_forked_children_read(s3: S3Server) -> None:
         assert results.get() == [CONTENT[start : start + 10] for start in range(20)]
     assert results.get() == 0
     assert reader.read_at(7, 10) == CONTENT[7:17]
+
+
+class _Store:
+    """Stands for a store of obstore, which waits for a lock of its runtime when it is finalised."""
+
+    finalised: ClassVar[list[str]] = []
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __del__(self) -> None:
+        self.finalised.append(self.name)
+
+
+def _collect_in_child(results: Any) -> None:
+    gc.collect()
+    results.put(list(_Store.finalised))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_never_finalises_the_stores_of_its_parent() -> None:
+    bucket = buckets.Bucket("s3", "data")
+    bucket._stores[1.0, 1] = _Store("used")
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=_collect_in_child, args=(results,))
+    child.start()
+    assert results.get() == []
+    child.join(60)
+    assert child.exitcode == 0
+    assert [store.name for store in bucket._stores.values()] == ["used"]
 
 
 class _ImportedMeanwhile(str):

@@ -15,7 +15,7 @@ import urllib3
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage import aws, gcs
-from energon_dali.shards.storage.forks import drop_in_child, load_obstore, mark_in_use
+from energon_dali.shards.storage.forks import drop_in_child, load_obstore, mark_in_use, never_finalise
 from energon_dali.shards.storage.redirects import stay_on, was_redirected
 from energon_dali.shards.storage.store import current_scope
 
@@ -152,19 +152,22 @@ class Bucket:
         self._scheme = scheme
         self._access: Access = _ACCESS[scheme](name)
         self._name = name
-        self._stores: dict[tuple[float, int], Any] = {}
-        """By the timeout of the policy, and the most bytes of a request."""
         self._has_worked = False
         self.has_ranges = False
         """Whether the server has answered a range request."""
         self._looked_at = float("-inf")
         """When newer credentials were last looked for because the server refused the current ones."""
-        self.after_fork()
+        self._begin()
         drop_in_child(self)
 
     def after_fork(self) -> None:
+        never_finalise(self._stores.values())
+        self._begin()
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._stores = {}
+        self._stores: dict[tuple[float, int], Any] = {}
+        """By the timeout of the policy, and the most bytes of a request."""
         self._check_at = time.monotonic() + self._access.check_seconds
 
     def call(self, request: Callable[..., T], url: str, *arguments: Any, is_large: bool = False) -> T:

@@ -11,6 +11,7 @@ of its own would take 240 ms of CPU and 27 MiB, and a client with botocore's sig
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
@@ -18,6 +19,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -68,6 +70,19 @@ def mark_in_use() -> None:
 def drop_in_child(holder: ForkAware) -> None:
     """Calls `holder.after_fork()` in forked children; holds no reference to it."""
     _clients.fork_aware.add(holder)
+
+
+def never_finalise(stores: Iterable[object]) -> None:
+    """Keeps the parent's stores in a forked child, also while the interpreter ends.
+
+    A store that is finalised leaves its connections to the threads of obstore's runtime. In a child this waits forever
+    for a lock that one of these threads, which it does not have, held at the moment of the fork.
+
+    Args:
+        stores: Of the library that the parent loaded.
+    """
+    for store in stores:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
 
 
 def load_obstore() -> Any:
