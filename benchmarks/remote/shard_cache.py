@@ -20,7 +20,7 @@ from typing import Any
 
 from energon_dali import ShardCache
 from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes
-from energon_dali.plan import OrderSpec, Slices
+from energon_dali.plan import Slices, SourcePlan
 from energon_dali.shards import WebdatasetFolder, prepare_dataset
 from energon_dali.shards.reader import ShardReader
 from energon_dali.shards.storage.store import ReadScope, read_scope
@@ -48,18 +48,13 @@ def write_shards(folder: Path, blocks: int) -> WebdatasetFolder:
     return WebdatasetFolder(str(folder))
 
 
-def requests_of(order: OrderSpec, epochs: int) -> list[tuple[int, int, int, int]]:
-    """Returns (epoch, position, shard, block) of what a stream reads."""
-    stream = order.stream(0)
-    rows = []
-    for epoch in range(epochs):
-        found = stream.epoch(epoch)
-        shards, samples, _ = found.samples(0, len(found))
-        rows += [(epoch, *row) for row in zip(range(len(found)), shards.tolist(), samples.tolist(), strict=True)]
-    return rows
+def requests_of(order: SourcePlan, epochs: int) -> list[tuple[int, int]]:
+    """Returns (shard, block) of what a stream reads."""
+    rows = order.rows(0, order.epoch_start(epochs))
+    return list(zip(rows.shards.tolist(), rows.indices.tolist(), strict=True))
 
 
-def hits_of_cache(folder: WebdatasetFolder, order: OrderSpec, epochs: int, room: int, *, by_plan: bool) -> int:
+def hits_of_cache(folder: WebdatasetFolder, order: SourcePlan, epochs: int, room: int, *, by_plan: bool) -> int:
     """Returns the hits of the cache."""
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home:
@@ -67,10 +62,10 @@ def hits_of_cache(folder: WebdatasetFolder, order: OrderSpec, epochs: int, room:
         cache = ShardCache(home, max_bytes=limit, block_bytes=BLOCK_BYTES, fill_requests=0, cache_local=True)
         with read_scope(ReadScope(count=lambda name, amount: counts.update({name: amount}), shard_cache=cache)):
             files = [cache.open(folder.root / name) for name in folder.shard_names]
-            follower = cache.follow(order, 0, ShardReader(folder), 0, 0) if by_plan else None
-            for epoch, position, shard, block in requests_of(order, epochs):
+            follower = cache.follow(order, 0, {0: ShardReader(folder)}, 0) if by_plan else None
+            for row, (shard, block) in enumerate(requests_of(order, epochs)):
                 if follower is not None:
-                    follower.advance(epoch, position + 1)
+                    follower.advance(row + 1)
                     assert cache.wait_until_planned(60)
                 files[shard].read_at(block * BLOCK_BYTES + 512, 100)
             if follower is not None:
@@ -113,8 +108,8 @@ def main() -> None:
         folder = write_shards(Path(home) / "data", options.blocks)
         base = Slices.whole_shards([options.blocks // SHARDS] * SHARDS)
         for name, settings in ORDERS.items():
-            order = OrderSpec(base, 1, 0, **settings)
-            requests = [(shard, block) for _, _, shard, block in requests_of(order, options.epochs)]
+            order = SourcePlan(base, 1, 0, **settings)
+            requests = requests_of(order, options.epochs)
             by_plan = hits_of_cache(folder, order, options.epochs, room, by_plan=True)
             by_use = hits_of_cache(folder, order, options.epochs, room, by_plan=False)
             row = {"order": name, "requests": len(requests), "by plan": by_plan, "least recent use": by_use}

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.build.cook_stage import cook, primary_store
+from energon_dali.build.cook_stage import CookStage, cook, cook_stage, primary_store
 from energon_dali.build.options import AnyEncoder, DatasetOptions
 from energon_dali.build.pipeline import batch_stages, encode_stages
 from energon_dali.cache import FileStore, open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.datasets.mixing.concat import ConcatDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
@@ -38,11 +39,13 @@ class SourceFactory:
     """One open dataset, as the build hooks of Energon take it.
 
     Args:
-        source: Yields its samples, crude ones as they are, in one epoch.
+        source: Its samples, crude ones as they are, in one epoch.
+        worker_config: The job.
     """
 
-    def __init__(self, source: SourceDataset) -> None:
+    def __init__(self, source: Source, worker_config: WorkerConfig) -> None:
         self._source = source
+        self._worker_config = worker_config
         self.__sample_type__ = source.load.sample_type
         self.subflavors: dict[str, Any] = dict(source.load.subflavors)
         self.name = source.name
@@ -53,7 +56,7 @@ class SourceFactory:
         Args:
             worker_rotation_offset: Has no effect: remainders are spread over the datasets of a tree in any case.
         """
-        return self._source
+        return SourceDataset(self._source.plan, [self._source], worker_config=self._worker_config)
 
     def as_file_store(self) -> FileStore[Any]:
         """Returns the parts of its samples as a store of files.
@@ -67,11 +70,11 @@ class SourceFactory:
         return store
 
     def __len__(self) -> int:
-        return self._source.order.base.num_samples
+        return self._source.num_samples
 
     def config(self) -> dict[str, Any]:
         """Returns what the source does, as plain values."""
-        return self._source.config()
+        return self.build().config()
 
 
 class Builder:
@@ -83,13 +86,18 @@ class Builder:
         options: Options of the call.
     """
 
-    def __init__(self, blend: ResolvedBlend, sources: Sequence[SourceDataset], options: DatasetOptions) -> None:
-        numbers = [source.source_config.get("leaf", 0) for source in sources]
+    def __init__(self, blend: ResolvedBlend, sources: Sequence[Source], options: DatasetOptions) -> None:
+        numbers = [source.config.get("leaf", 0) for source in sources]
         self._references: dict[int, SourceReference] = dict(zip(numbers, blend.sources, strict=True))
         self._options = options
         self._mode = BLEND_MODES[blend.mode]
         self._loaded = [
-            LoadedDataset(SourceFactory(source), reference.weight, reference.repetitions, reference.aux or None)
+            LoadedDataset(
+                SourceFactory(source, options.worker_config),
+                reference.weight,
+                reference.repetitions,
+                reference.aux or None,
+            )
             for source, reference in zip(sources, blend.sources, strict=True)
         ]
 
@@ -137,15 +145,18 @@ class Builder:
     def cook(self, dataset: Dataset) -> Dataset:
         """Returns a dataset whose crude sources are cooked, each by the cooker of its subflavors and its own stores."""
         if isinstance(dataset, SourceDataset):
-            if dataset.load.sample_type is not CrudeSample:
-                return dataset
-            reference = self._references[dataset.source_config.get("leaf", 0)]
-            stores = {name: open_store(store.form) for name, store in reference.aux.items()}
-            return cook(dataset, self._options, dataset.load.subflavors, stores)
+            return cook(dataset, [self._cook_stage(source) for source in dataset.sources], self._options)
         children = [self.cook(child) for child in dataset.children]
         if all(one is other for one, other in zip(children, dataset.children, strict=True)):
             return dataset
         return dataset.with_children(*children)
+
+    def _cook_stage(self, source: Source) -> CookStage | None:
+        if source.load.sample_type is not CrudeSample:
+            return None
+        reference = self._references[source.config.get("leaf", 0)]
+        stores = {name: open_store(store.form) for name, store in reference.aux.items()}
+        return cook_stage(source, self._options, source.load.subflavors, stores)
 
     def encode(self, dataset: Dataset) -> Dataset:
         """Returns a dataset of encoded samples."""

@@ -14,7 +14,7 @@ from energon_dali.build.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.measured_blend import BlendBy
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.errors import EmptyDatasetError
 from energon_dali.worker_config import WorkerConfig
 
@@ -94,8 +94,8 @@ def get_train_dataset(
         return Builder(blend, sources, options).build()
     blend, opened = open_sources(path, options)
     if repeat:
-        _refuse_empty([source for _, source in opened], split_part, hint=".")
-    return build_stages(blend_sources(blend, [dataset for dataset, _ in opened], repeat=repeat), options)
+        _refuse_empty([one.source for one in opened], split_part, hint=".")
+    return build_stages(blend_sources(blend, opened, options), options)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -149,8 +149,8 @@ def get_val_dataset(
         return Builder(blend, sources, options).build()
     _, opened = open_sources(path, options)
     if not allow_empty:
-        _refuse_empty([source for _, source in opened], split_part)
-    return build_stages(chain_sources([dataset for dataset, _ in opened]), options)
+        _refuse_empty([one.source for one in opened], split_part)
+    return build_stages(chain_sources(opened, options), options)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -166,7 +166,7 @@ def get_val_datasets(
     allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
     **kwargs: Any,
-) -> list[tuple[SavableDataset[Any], SourceDataset]]:
+) -> list[tuple[SavableDataset[Any], Source]]:
     """Returns (validation dataset, its source) for every dataset that a path names; arguments as in `get_val_dataset`.
 
     Raises:
@@ -194,18 +194,18 @@ def get_val_datasets(
         ]
     _, opened = open_sources(path, options)
     if not allow_empty:
-        for _, source in opened:
-            _refuse_empty([source], split_part)
-    return [(build_stages(dataset, options), source) for dataset, source in opened]
+        for one in opened:
+            _refuse_empty([one.source], split_part)
+    return [(build_stages(chain_sources([one], options), options), one.source) for one in opened]
 
 
 def _refuse_empty(
-    sources: Sequence[SourceDataset],
+    sources: Sequence[Source],
     split_part: str,
     hint: str = ", or pass allow_empty=True to validate on nothing.",
 ) -> None:
     """Refuses datasets that have no samples in total: training or validation on nothing would look like success."""
-    if not any(source.order.base.num_samples for source in sources):
+    if not any(source.num_samples for source in sources):
         raise EmptyDatasetError(
             f"{', '.join(source.name for source in sources)} has no sample in the split part {split_part!r}. Prepare "
             f"the dataset with a split that gives this part some (a split takes whole shards), or choose another "

@@ -10,7 +10,7 @@ from energon_dali.build.factory_loader import FactoryLoader, SampleFactory
 from energon_dali.build.joined_sample import JoinedSampleLoader
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.source import OpenedSource, order_samples
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
@@ -35,7 +35,7 @@ def open_factory_join(
     names: Sequence[str] | None,
     reference: SourceReference,
     options: DatasetOptions,
-) -> SourceDataset:
+) -> Source:
     """Returns the source of a join.
 
     Args:

@@ -1,39 +1,44 @@
-"""Opens the sources of a path, and mixes the datasets of a metadataset."""
+"""Opens the sources of a path, and plans the mixture of a metadataset."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_dali.build.cook_stage import cook
+from energon_dali.build.cook_stage import CookStage, cook, cook_stage
 from energon_dali.build.identities import Identities
 from energon_dali.build.options import DatasetOptions, check_path
 from energon_dali.build.pipeline import block_size
 from energon_dali.build.source import located, open_source, read_ahead
 from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
-from energon_dali.datasets.mixing.concat import ConcatSourceDataset
-from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import DaliDecoder
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.metadataset.files import files_of_source, files_of_stores
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
+from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, SourcePlan
 from energon_dali.samples import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 
 
-def open_sources(
-    path: object, options: DatasetOptions
-) -> tuple[ResolvedBlend, list[tuple[SavableDataset[Any], SourceDataset]]]:
-    """Returns (the references of a path's datasets, for each (dataset of loaded samples, its source)).
+@dataclass(frozen=True)
+class LoadedSource:
+    """An open dataset, and how its samples are cooked."""
 
-    A dataset of loaded samples is the source itself, a cook stage for crude samples, or a source that DALI reads.
+    source: Source
+    """Its samples, crude ones as they are."""
+    cook: CookStage | None
+    """How crude samples are cooked; None if they are not crude."""
+
+
+def open_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, list[LoadedSource]]:
+    """Returns (the references of a path's datasets, the open datasets in the same order).
 
     Args:
         path: The path that the user gave.
@@ -49,7 +54,7 @@ def open_sources(
         return _open_sources(_resolve(path, options), options, opening)
 
 
-def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, list[SourceDataset]]:
+def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, list[Source]]:
     """Returns (the references of a path's datasets, their sources), for a task encoder that puts them together itself.
 
     The sources do not repeat, and shuffle over no window: the task encoder adds both. Crude samples are not cooked.
@@ -71,21 +76,17 @@ def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedB
 
 def _open_sources(
     blend: ResolvedBlend, options: DatasetOptions, opening: Opening
-) -> tuple[ResolvedBlend, list[tuple[SavableDataset[Any], SourceDataset]]]:
-    if len(blend.sources) > 1:
-        mixed: str | None = "one of several datasets"
-    else:
-        mixed = "repeated by blend_epochized" if blend.is_epochized else None
+) -> tuple[ResolvedBlend, list[LoadedSource]]:
     repeat = options.training and options.repeat and not blend.is_epochized
     sources = _sources(blend, options, opening, repeat)
-    datasets = []
+    loaded = []
     for reference, source in zip(blend.sources, sources, strict=True):
         with located(reference):
-            datasets.append(_loaded(source, reference, options, mixed))
-    return blend, list(zip(datasets, sources, strict=True))
+            loaded.append(LoadedSource(source, _cook_stage(source, reference, options)))
+    return blend, loaded
 
 
-def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, repeat: bool) -> list[SourceDataset]:
+def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, repeat: bool) -> list[Source]:
     trust = options.source.trust_dataset_code
     opening.ahead(file for source in blend.sources for file in files_of_source(source, trust_dataset_code=trust))
     opening.ahead(file for source in blend.sources for file in files_of_stores(source))
@@ -119,65 +120,129 @@ def _resolve(path: object, options: DatasetOptions) -> ResolvedBlend:
     return replace(blend, sources=tuple(replace(source, **given) for source in blend.sources))  # type: ignore[arg-type]
 
 
-def _loaded(
-    source: SourceDataset, reference: SourceReference, options: DatasetOptions, mixed: str | None
-) -> SavableDataset[Any]:
-    """Returns a dataset of loaded samples.
+def _cook_stage(source: Source, reference: SourceReference, options: DatasetOptions) -> CookStage | None:
+    """Returns how the samples of a source are cooked; None if they are not crude.
 
     Args:
         source: Yields samples, or crude samples.
         reference: The dataset that it reads.
         options: Options of the call.
-        mixed: How a mixture uses the dataset, in words; None if there is no mixture.
 
     Raises:
-        ConfigError: feed="native" cannot read the dataset, or it has auxiliary stores and no cookers.
+        ConfigError: It has auxiliary stores and no cookers.
     """
-    load, decoder = source.load, options.encoder.decoder
-    crude = load.sample_type is CrudeSample
-    if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
-        if crude or mixed:
-            what = "a crude dataset, whose cookers see media before they are decoded" if crude else mixed
-            raise ConfigError(
-                f'{source.name} is {what}; feed="native" reads one dataset and yields decoded media. Use feed="block".'
-            )
-        return NativeSourceDataset(source, decoder, batch_size=block_size(options.batch_size))
-    if not crude and reference.aux:
+    load = source.load
+    if load.sample_type is CrudeSample:
+        stores = {name: open_store(store.form) for name, store in reference.aux.items()}
+        return cook_stage(source, options, load.subflavors, stores)
+    if reference.aux:
         raise ConfigError(
             f"{source.name} has the auxiliary stores {', '.join(reference.aux)}, which cookers read from, and its "
             "samples are not crude. Make it a CrudeWebdataset in dataset.yaml, or leave aux out."
         )
-    if not crude:
-        return source
-    stores = {name: open_store(store.form) for name, store in reference.aux.items()}
-    return cook(source, options, load.subflavors, stores)
+    return None
 
 
-def blend_sources(
-    blend: ResolvedBlend, datasets: Sequence[SavableDataset[Any]], *, repeat: bool
-) -> SavableDataset[Any]:
+def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
+    """Returns the dataset of loaded samples that a plan names: cooked if they are crude, or read by DALI.
+
+    Args:
+        plan: Which sample comes when.
+        loaded: The datasets that it names.
+        options: Options of the call.
+
+    Raises:
+        ConfigError: feed="native" cannot read it.
+    """
+    dataset = SourceDataset(plan, [one.source for one in loaded], worker_config=options.worker_config)
+    decoder = options.encoder.decoder
+    if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
+        what = ""
+        if any(one.cook is not None for one in loaded):
+            what = "a crude dataset, whose cookers see media before they are decoded"
+        elif not isinstance(plan, SourcePlan):
+            what = "one of several datasets" if len(loaded) > 1 else "repeated by blend_epochized"
+        if what:
+            raise ConfigError(
+                f'{loaded[0].source.name} is {what}; feed="native" reads one dataset and yields decoded media. Use '
+                'feed="block".'
+            )
+        return NativeSourceDataset(dataset, decoder, batch_size=block_size(options.batch_size))
+    return cook(dataset, [one.cook for one in loaded], options)
+
+
+def blend_sources(blend: ResolvedBlend, loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
     """Returns the mixture for training: draws from the datasets by weight, or epoch by epoch.
 
     Args:
         blend: Weights or repetitions of the datasets.
-        datasets: The datasets, in the same order.
-        repeat: Start again after each epoch.
+        loaded: The datasets, in the same order.
+        options: Options of the call.
 
     Raises:
-        ConfigError: `repeat` is False, and datasets are blended by weight, which has no epochs.
+        ConfigError: `repeat` is False, and datasets are blended by weight, which has no epochs; or feed="native" cannot
+            read them.
+        DatasetError: A dataset with a weight has no sample, or none has.
     """
+    return dataset_of(blended_plan(blend, [one.source for one in loaded], options), loaded, options)
+
+
+def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: DatasetOptions) -> Plan:
+    """Returns the plan of the mixture for training; see `blend_sources`.
+
+    Raises:
+        ConfigError: `repeat` is False, and datasets are blended by weight.
+        DatasetError: A dataset with a weight has no sample, or none has.
+    """
+    repeat, seed = options.repeat, options.worker_config.seed_offset
     if blend.mode == "weights" and not repeat:
         raise ConfigError(
             "repeat=False asks for epochs, but datasets that are blended by weight repeat indefinitely, each at its "
             "own pace. Leave it out, or use blend_epochized in the metadataset."
         )
-    if len(datasets) == 1 and not blend.is_epochized:
-        return datasets[0]
+    plans = [source.plan for source in sources]
+    if len(plans) == 1 and not blend.is_epochized:
+        return plans[0]
     if blend.mode == "weights":
-        return BlendSourceDataset(datasets, [source.weight or 0.0 for source in blend.sources])
-    return EpochizedBlendDataset(datasets, [source.repetitions or 0.0 for source in blend.sources], repeat=repeat)
+        weights = tuple(reference.weight or 0.0 for reference in blend.sources)
+        for source, weight in zip(sources, weights, strict=True):
+            if weight and not source.num_samples:
+                raise DatasetError(
+                    f"{source.name} has a weight in the blend and no sample: its split part, or its subset, is empty. "
+                    "Give it the weight 0, leave it out, or choose another split part."
+                )
+        return BlendPlan(tuple(plans), weights, seed)
+    times = [reference.repetitions or 0.0 for reference in blend.sources]
+    members = tuple(RepeatedPlan(plan, number) for plan, number in zip(_spread(plans), times, strict=True))
+    if repeat and not any(member.num_samples for member in members):
+        raise DatasetError(
+            f"None of {', '.join(source.name for source in sources)} has a sample to repeat: their split parts or "
+            "subsets are empty, or repetitions are 0."
+        )
+    return EpochizedBlendPlan(members, seed, repeat)
 
 
-def chain_sources(datasets: Sequence[SavableDataset[Any]]) -> SavableDataset[Any]:
-    """Returns the mixture for validation: the datasets one after the other."""
-    return datasets[0] if len(datasets) == 1 else ConcatSourceDataset(datasets)
+def _spread(plans: Sequence[SourcePlan]) -> list[SourcePlan]:
+    """Returns plans of which each gives its remainder to the streams after those that have one already."""
+    offset, spread = 0, []
+    for plan in plans:
+        spread.append(plan.rotated(offset))
+        offset += plan.num_samples
+    return spread
+
+
+def chain_sources(loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
+    """Returns the mixture for validation: the datasets one after the other.
+
+    The remainders of the datasets, which do not divide by the number of streams, go to the streams in turn, so that the
+    streams of a validation over many small datasets have about the same length.
+
+    Args:
+        loaded: The datasets.
+        options: Options of the call.
+
+    Raises:
+        ConfigError: feed="native" cannot read them.
+    """
+    plans = [one.source.plan for one in loaded]
+    return dataset_of(plans[0] if len(plans) == 1 else ConcatPlan(tuple(_spread(plans))), loaded, options)

@@ -176,7 +176,7 @@ class DatasetOptions:
         return decoder.trusting() if isinstance(decoder, Decoder) and self.source.trust_dataset_code else decoder
 
     def order(self, source: SourceReference) -> dict[str, Any]:
-        """Returns how the samples of a source are ordered, as arguments of `OrderSpec`."""
+        """Returns how the samples of a source are ordered, as arguments of `SourcePlan`."""
         lanes = self.source.parallel_shard_iters
         if not self.training:
             return {"shuffle": False, "parallel_shard_iters": lanes or 1}

@@ -14,10 +14,8 @@ from energon_dali.build.identities import Identities, SourceConfig
 from energon_dali.build.joined_sample import JoinedSampleLoader
 from energon_dali.build.options import DatasetOptions, check_number
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.datasets.row_plan import Reader
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
@@ -26,7 +24,7 @@ from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.metadataset.subset import take_subset
-from energon_dali.plan import OrderSpec, Slices
+from energon_dali.plan import Slices, SourcePlan
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, opening_files
@@ -35,9 +33,6 @@ from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 MAX_SLICES = 10_000_000
 """Most slices that are shuffled together, over all epochs of `shuffle_over_epochs_multiplier`; each takes 16 bytes."""
 
-READ_SIZE = 32
-"""Samples that a source requests from its reader at once."""
-
 
 @dataclass(frozen=True)
 class OpenedSource:
@@ -45,7 +40,7 @@ class OpenedSource:
 
     ranges: Slices
     """The samples of each shard that belong to the split part."""
-    reader: Reader
+    reader: RawReader
     """Reads their bytes."""
     load: SampleLoader
     """Makes samples of them."""
@@ -84,7 +79,7 @@ def open_source(
     files: Callable[[], Any] | None = None,
     identities: Identities | None = None,
     factory: SampleFactory | None = None,
-) -> SourceDataset:
+) -> Source:
     """Returns the source of one dataset or join.
 
     Args:
@@ -143,7 +138,7 @@ def _with_order(
 
 def order_samples(
     opened: OpenedSource, reference: SourceReference, number: int, options: DatasetOptions, repeat: bool
-) -> SourceDataset:
+) -> Source:
     """Returns the source of what was opened: its samples, in the order of the job.
 
     Args:
@@ -157,20 +152,22 @@ def order_samples(
         ConfigError: An option is invalid for it.
     """
     order, config = options.order(reference), options.worker_config
-    spec = OrderSpec(
-        base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
+    plan = SourcePlan(
+        base=opened.ranges,
+        num_streams=config.layout.num_streams,
+        seed=config.seed_offset,
+        source=number,
+        repeat=repeat,
+        **order,
     )
     with located(reference):
-        _check_slices(spec)
-    return SourceDataset(
-        spec,
+        _check_slices(plan)
+    return Source(
+        plan,
         opened.reader,
         opened.load,
-        repeat=repeat,
-        read_size=READ_SIZE,
-        failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=reference.path,
-        source_config=SourceConfig(
+        config=SourceConfig(
             opened.uuid,
             {
                 "split_part": reference.split_part,
@@ -183,7 +180,6 @@ def order_samples(
                 **({"leaf": number} if number else {}),
             },
         ),
-        worker_config=config,
     )
 
 
@@ -194,11 +190,11 @@ def _fingerprint(ranges: Slices) -> str:
     return f"{ranges.num_samples}-{digest.hexdigest()}"
 
 
-def _check_slices(spec: OrderSpec) -> None:
-    count = len(spec.slices)
-    if count * (spec.shuffle_over_epochs or 1) > MAX_SLICES and (spec.shuffle_over_epochs or 1) > 1:
+def _check_slices(plan: SourcePlan) -> None:
+    count = len(plan.slices)
+    if count * plan.passes_per_epoch > MAX_SLICES and plan.passes_per_epoch > 1:
         raise ConfigError(
-            f"shuffle_over_epochs_multiplier={spec.shuffle_over_epochs} would shuffle {count} slices that many "
+            f"shuffle_over_epochs_multiplier={plan.shuffle_over_epochs} would shuffle {count} slices that many "
             f"times at once, and at most {MAX_SLICES} fit into memory. Give a smaller number, or -1 to draw with "
             "replacement."
         )

@@ -88,7 +88,7 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the samples of a split part in file order, with images as PIL images."""
     # Imported only here: the other commands start without the loader.
-    from energon_dali.build.mixture import chain_sources
+    from energon_dali.build.mixture import LoadedSource, chain_sources
     from energon_dali.build.options import DatasetOptions
     from energon_dali.build.source import open_source
     from energon_dali.decode import SampleDecoder
@@ -102,7 +102,8 @@ def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     chosen = DatasetOptions.of_call(encoder, config, options, split_part=part, training=False)
     files = {name: options[name] for name in ("dataset_config", "split_config") if name in options}
     references = [dataclasses.replace(source, **files) for source in resolve(path, part).sources]
-    yield from chain_sources([open_source(one, number, chosen, False) for number, one in enumerate(references)])
+    sources = [open_source(one, number, chosen, False) for number, one in enumerate(references)]
+    yield from chain_sources([LoadedSource(source, None) for source in sources], chosen)
 
 
 def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:

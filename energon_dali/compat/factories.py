@@ -20,6 +20,7 @@ from energon_dali.compat.epath import EPath
 from energon_dali.compat.preparation import WebdatasetPreparator
 from energon_dali.compat.structs import DatasetSubset, ShardInfo, WebdatasetMeta
 from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import decode_parts
 from energon_dali.errors import ConfigError, DatasetFormatError
@@ -186,7 +187,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample], WebdatasetPreparat
             subset=None if self.subset is None else self.subset.to_subset(),
             split_config=self.split_config,
         )
-        return open_source(reference, 0, options, repeat=False, factory=self)
+        source = open_source(reference, 0, options, repeat=False, factory=self)
+        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
 
     def as_file_store(self) -> FileStore[Any]:
         return WebdatasetFileStore(self.path.storage_path.url)

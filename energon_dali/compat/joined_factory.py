@@ -11,6 +11,7 @@ from energon_dali.cache import FileStore
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory, BaseWebdatasetFactory
 from energon_dali.compat.structs import DatasetSubset
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples import Sample
@@ -122,7 +123,8 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[Any]):
             shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
             subset=None if self.subset is None else self.subset.to_subset(),
         )
-        return open_factory_join(columns, self._sample_joiner, self.inner_dataset_keys, reference, options)
+        source = open_factory_join(columns, self._sample_joiner, self.inner_dataset_keys, reference, options)
+        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
 
     def as_file_store(self) -> FileStore[Any]:
         raise NotImplementedError("A join is not a store of files. Use the factories in inner_datasets.")

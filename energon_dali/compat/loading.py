@@ -12,10 +12,11 @@ from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory
 from energon_dali.compat.install import chosen_decoder, trusts_datasets
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import options_of
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.worker_config import WorkerConfig
 
 logger = logging.getLogger("energon_dali.compat")
 _told: set[str] = set()
@@ -49,7 +50,7 @@ def get_val_datasets(path: Any, **options: Any) -> list[tuple[SavableDataset[Any
         **options: As in `energon_dali.get_val_datasets`.
     """
     found = datasets.get_val_datasets(path, **_options(options))
-    return [(dataset, SourceFactory(source)) for dataset, source in found]
+    return [(dataset, SourceFactory(source, dataset.worker_config)) for dataset, source in found]
 
 
 class SourceFactory(builder.SourceFactory, BaseCoreDatasetFactory[Any]):
@@ -57,10 +58,11 @@ class SourceFactory(builder.SourceFactory, BaseCoreDatasetFactory[Any]):
 
     Args:
         source: The source of the dataset.
+        worker_config: The job.
     """
 
-    def __init__(self, source: SourceDataset) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, worker_config: WorkerConfig) -> None:
+        super().__init__(source, worker_config)
         self.path = EPath(source.name)
         self.paths = [self.path]
         self.name = self.path.display_name

@@ -13,6 +13,7 @@ from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory, DefaultDecoderWebdatasetFactory
 from energon_dali.compat.preparation import JsonlPreparator
 from energon_dali.compat.structs import DatasetSubset
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples import (
@@ -214,7 +215,8 @@ class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample], JsonlPrepara
             shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
             subset=None if self.subset is None else self.subset.to_subset(),
         )
-        return open_source(reference, 0, options, repeat=False)
+        source = open_source(reference, 0, options, repeat=False)
+        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
 
     def as_file_store(self) -> FileStore[Any]:
         return JsonlFileStore(self.path.storage_path.url)

@@ -103,19 +103,6 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         seed = self.worker_config.seed_offset
         return mix(seed, self.mixture_position) if self.mixture_position else seed
 
-    def with_old_ranges(self) -> Self:
-        """Returns a copy that divides validation samples as earlier releases did, for states that they saved.
-
-        If that makes no difference, it is this dataset itself.
-        """
-        old = [child.with_old_ranges() for child in self.children]
-        if all(one is other for one, other in zip(old, self.children, strict=True)):
-            return self
-        try:
-            return self.with_children(*old)
-        except TypeError:  # a user's dataset that cannot be copied with other children
-            return self
-
     def import_libraries(self, placement: Placement) -> None:
         """Imports what a process would otherwise import when it decodes its first sample.
 
@@ -132,7 +119,7 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         """
         return None
 
-    def unknown_to_plan(self) -> str | None:
+    def plan_obstacle(self) -> str | None:
         """Returns what nobody can tell about the elements of this dataset before they are made, in a sentence.
 
         None if integers alone decide which samples each element holds.

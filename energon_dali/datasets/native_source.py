@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import shlex
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError
-from energon_dali.plan import OrderSpec
+from energon_dali.plan import SourcePlan
+from energon_dali.plan.plan import MOST_ROWS
 from energon_dali.shards import RawSample, ShardReader
-from energon_dali.shards.documents.state_entries import count_of
+
+T = TypeVar("T")
 
 DEFAULT_LANES = 16
 """Default of `parallel_shard_iters` in training."""
@@ -45,8 +47,6 @@ class _Planned:
     seed: int
     parts: list[str] | None
     """Its wanted parts except the image, if DALI reads it; None if the block engine decodes it."""
-    after: tuple[int, int]
-    """(epoch of the order, position) after it."""
 
 
 class NativeSourceDataset(SavableDataset[Any]):
@@ -56,7 +56,7 @@ class NativeSourceDataset(SavableDataset[Any]):
     was prepared. Such a sample is read here and decoded by the block engine.
 
     Args:
-        source: The order, the reader and the loader of samples.
+        dataset: The plan of one source, its reader and its loader of samples.
         decoder: Decodes on its device.
         batch_size: Samples per run of the pipeline.
 
@@ -66,12 +66,14 @@ class NativeSourceDataset(SavableDataset[Any]):
 
     runs_in_rank = True
 
-    def __init__(self, source: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
-        super().__init__(worker_config=source.worker_config)
+    def __init__(self, dataset: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
+        super().__init__(worker_config=dataset.worker_config)
+        (source,) = dataset.sources
         if not isinstance(source.reader, ShardReader):
             raise ConfigError(
                 'feed="native" reads folders of tar shards only. Use feed="block", which takes every dataset.'
             )
+        self.dataset = dataset
         self.source = source
         self.reader: ShardReader = source.reader
         self.decoder = decoder
@@ -79,7 +81,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         self._check()
 
     def _check(self) -> None:
-        folder, order = self.reader.folder, self.source.order
+        folder, plan = self.reader.folder, self.dataset.plan
         if not folder.root.is_local and not folder.path.startswith("s3://"):
             raise ConfigError(
                 f'feed="native" reads local shards and s3:// URLs, and {folder.path} is neither. Use feed="block", '
@@ -91,49 +93,42 @@ class NativeSourceDataset(SavableDataset[Any]):
                 f'feed="native" lets DALI read and decode without calling the decoder, and '
                 f'{type(self.decoder).__name__} overrides {", ".join(changed)}. Use feed="block", which calls it.'
             )
-        first_shard = order.base.shard[:1].tolist()
+        first_shard = self.source.plan.base.shard[:1].tolist()
         checked = all(len(folder.index.shard(shard).formats) > 1 for shard in first_shard)
         if folder.index.source != "extents" or not checked:
             raise ConfigError(
                 f'feed="native" needs the header check that `energon-dali prepare` writes, and {folder.path} has '
                 f'none. Run `energon-dali prepare {shlex.quote(str(folder.path))}`, or use feed="block".'
             )
-        if not isinstance(order, OrderSpec):
+        if not isinstance(plan, SourcePlan):
             raise ConfigError(
                 f'feed="native" follows whole passes over {folder.path}, and blend_epochized repeats or divides '
                 'its samples. Use feed="block".'
             )
-        _check_runs(order)
+        _check_runs(plan)
 
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
 
-    def unknown_to_plan(self) -> None:
+    def plan_obstacle(self) -> None:
         """Returns None: the order is that of the source."""
 
     def describe(self) -> str:
-        return f"NativeSourceDataset({self.source.name}, repeat={self.source.repeat})"
+        return f"NativeSourceDataset({self.source.name}, repeat={self.dataset.plan.is_endless})"
 
     def config(self) -> dict[str, Any]:
         """Returns the config of the source, since both feeds yield the same samples in the same order."""
-        return self.source.config()
+        return self.dataset.config()
 
     def at_position(self, number: int) -> NativeSourceDataset:
         twin = copy.copy(self)
-        twin.source = self.source.at_position(number)
-        return twin
-
-    def with_old_ranges(self) -> NativeSourceDataset:
-        source = self.source.with_old_ranges()
-        if source is self.source:
-            return self
-        twin = copy.copy(self)
-        twin.source = source
+        twin.dataset = self.dataset.at_position(number)
+        (twin.source,) = twin.dataset.sources
         return twin
 
     def len_stream(self, stream: int) -> int:
-        return self.source.len_stream(stream)
+        return self.dataset.len_stream(stream)
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _NativeIterator(self, context)
@@ -144,14 +139,14 @@ class NativeSourceDataset(SavableDataset[Any]):
         Raises:
             DecodeError: It cannot be decoded.
         """
-        return decode_elements(self.decoder, [self.source.restore_sample(restore_key)], strict=True)[0]
+        return decode_elements(self.decoder, [self.dataset.restore_sample(restore_key)], strict=True)[0]
 
     def wanted(self, name: str) -> bool:
         """Returns whether a part is wanted."""
         return self.reader.part_filter is None or bool(self.reader.part_filter(name))
 
 
-def _check_runs(order: OrderSpec) -> None:
+def _check_runs(order: SourcePlan) -> None:
     """Checks that an order takes its samples slice by slice.
 
     The settings decide, not the slices that a stream happens to have, because those change with the number of
@@ -180,14 +175,14 @@ class _NativeIterator(StreamIterator[Any]):
     def __init__(self, dataset: NativeSourceDataset, context: StreamContext) -> None:
         self._dataset = dataset
         self._context = context
-        source = dataset.source
-        self._order = source.order.stream(context.stream)
+        self._plan = dataset.dataset.plan
+        tolerance = dataset.dataset.failure_tolerance
         self._read_policy, self._load_policy, self._decode_policy = (
-            FailurePolicy(stage, source.failure_tolerance, context, source.worker_config)
-            for stage in ("read", "load", "decode")
+            FailurePolicy(stage, tolerance, context, dataset.worker_config) for stage in ("read", "load", "decode")
         )
-        self._epoch = 0
-        self._position = 0
+        self._position = dataset.dataset.open(context)
+        self._row = 0
+        """Next row of the plan; `_position` follows when it is asked for."""
         self._samples: Iterator[tuple[_Planned, RawSample | DatasetError | DecodeFailure]] | None = None
 
     def __next__(self) -> Any:
@@ -198,51 +193,33 @@ class _NativeIterator(StreamIterator[Any]):
             if planned is None:
                 self._samples = None
                 continue
-            self._epoch, self._position = planned.after
+            self._row += 1
             sample = self._load(planned, raw)
             if sample is not None:
                 return sample
 
     def _read_rows(self) -> Iterator[tuple[_Planned, Any]]:
         """Returns an iterator over the next rows; raises StopIteration at the end of an epoch that is not repeated."""
-        source = self._dataset.source
-        if not source.repeat and self._position >= self._order.num_samples(self._epoch):
-            self._epoch, self._position = self._epoch + 1, 0
+        source, stream = self._dataset.source, self._context.stream
+        self._follow()
+        end = min(self._end(), self._row + ROWS_PER_READER)
+        if end == self._row:
+            self._position.skip(1)
             raise StopIteration
-        pieces, after = self._next_positions()
-        shards, indices, epochs = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
-        locations = list(zip(shards.tolist(), indices.tolist(), strict=True))
+        if not self._plan.num_samples:
+            raise EmptyDatasetError(
+                f"{source.name} has no sample to repeat: its split is empty. Choose another split_part."
+            )
+        rows = self._plan.rows(self._row, end, stream)
+        locations = list(zip(rows.shards.tolist(), rows.indices.tolist(), strict=True))
         numbers = np.fromiter((self._dataset.reader.index_of(*location) for location in locations), np.int64)
-        seeds = source.load.seeds(epochs, numbers)
+        seeds = source.load.seeds(rows.passes, numbers)
         planner = RowPlanner(self._dataset.reader.folder.index, self._dataset.wanted, self._dataset.decoder.spec)
         plan = [
-            _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed), position)
-            for (shard, sample), epoch, seed, position in zip(locations, epochs.tolist(), seeds, after, strict=True)
+            _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed))
+            for (shard, sample), epoch, seed in zip(locations, rows.passes.tolist(), seeds, strict=True)
         ]
         return self._run(plan, planner)
-
-    def _next_positions(self) -> tuple[list[tuple[Any, Any, Any]], list[tuple[int, int]]]:
-        """Returns ((shards, indices, passes) of the next rows by epoch, (epoch, position) after each of them)."""
-        source = self._dataset.source
-        epoch, position, wanted = self._epoch, self._position, ROWS_PER_READER
-        pieces, after = [], []
-        empty_epochs = 0
-        while wanted:
-            order = self._order.epoch(epoch)
-            taken = min(wanted, len(order) - position)
-            if taken:
-                pieces.append(order.samples(position, position + taken))
-                after += [(epoch, following) for following in range(position + 1, position + taken + 1)]
-                wanted -= taken
-            if not source.repeat:
-                break
-            empty_epochs = 0 if len(order) else empty_epochs + 1
-            if empty_epochs > source.worker_config.layout.num_streams:
-                raise EmptyDatasetError(
-                    f"{source.name} has no sample to repeat: its split is empty. Choose another split_part."
-                )
-            epoch, position = epoch + 1, 0
-        return pieces, after
 
     def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
         """Yields what was read for each planned sample, in order."""
@@ -326,33 +303,36 @@ class _NativeIterator(StreamIterator[Any]):
         self._decode_policy.on_success()
         return set_restore_key(sample, (NAME, raw.index, planned.epoch))
 
+    def _end(self) -> int:
+        """Returns the row at which the epoch ends."""
+        if self._plan.is_endless:
+            return MOST_ROWS
+        return self._plan.epoch_start(self._position.state_dict()["epoch"] + 1, self._context.stream)
+
+    def _follow(self) -> None:
+        """Moves `_position` to the next row."""
+        self._position.load_state_dict({**self._position.state_dict(), "row": self._row})
+
     def skip(self, count: int) -> int:
-        position = self._of_source()
-        skipped = position.skip(count)
-        self._go_to(position)
-        return skipped
+        return self._moved(lambda position: position.skip(count))
 
     def plan(self, count: int) -> Planned:
-        position = self._of_source()
-        planned = position.plan(count)
-        self._go_to(position)
-        return planned
+        return self._moved(lambda position: position.plan(count))
 
-    def _of_source(self) -> StreamIterator[Any]:
-        """Returns an iterator of the source at the same position; it must not be closed, since readers are shared."""
-        position = self._dataset.source.open(self._context)
-        position.load_state_dict(self.state_dict())
-        return position
-
-    def _go_to(self, position: StreamIterator[Any]) -> None:
-        self.close()
-        self.load_state_dict(position.state_dict())
+    def _moved(self, move: Callable[[StreamIterator[Any]], T]) -> T:
+        self._follow()
+        moved = move(self._position)
+        self.load_state_dict(self._position.state_dict())
+        return moved
 
     def state_dict(self) -> State:
-        return {"epoch": self._epoch, "position": self._position}
+        self._follow()
+        return self._position.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch, self._position = count_of(state, "epoch"), count_of(state, "position")
+        self.close()
+        self._position.load_state_dict(state)
+        self._row = self._position.state_dict()["row"]
 
     def close(self) -> None:
         if self._samples is not None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.errors import ConfigError
+from energon_dali.plan import Rows
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.source import SourceDataset
+    from energon_dali.datasets.row_sources import Source
     from energon_dali.datasets.stream import StreamIterator
-
-PLANNED_AT_ONCE = 1 << 20
-"""Samples whose draws are computed together when a stream skips."""
 
 MOST_PLANNED_SAMPLES = 10_000_000
 """Most samples that are planned at once: each takes 24 bytes."""
@@ -33,46 +31,22 @@ def too_many_samples() -> ConfigError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """The samples that consecutive elements of a stream hold: n samples in k elements."""
+    """The rows that consecutive elements of a stream hold: n rows in k elements."""
 
-    sources: tuple[SourceDataset, ...]
-    """Where samples come from."""
-    source: NDArray[np.int32]
-    """int32[n]: index in `sources`."""
-    shard: NDArray[np.int32]
-    """int32[n]: index of the shard, as the reader of the source counts."""
-    sample: NDArray[np.int64]
-    """int64[n]: index of the sample within the shard."""
-    epoch: NDArray[np.int64]
-    """int64[n]: number of the pass over the data."""
+    sources: tuple[Source, ...]
+    """What the rows name."""
+    rows: Rows
+    """The n rows."""
     starts: NDArray[np.int64]
-    """int64[k + 1]: where the samples of each element start, and where those of the last one stop."""
+    """int64[k + 1]: where the rows of each element start, and where those of the last one stop."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @classmethod
-    def none(cls) -> Planned:
-        """Returns the plan of no element."""
-        many, few = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return cls((), few, few, many, many, np.zeros(1, np.int64))
-
-    @classmethod
-    def of_source(
-        cls,
-        source: SourceDataset,
-        pieces: Sequence[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]],
-    ) -> Planned:
-        """Returns the plan of a source, each sample an element.
-
-        Args:
-            source: The source.
-            pieces: Tuples (shards, samples, epochs) of arrays, in order.
-        """
-        if not pieces:
-            return cls.none()
-        shard, sample, epoch = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        return cls((source,), np.zeros(len(shard), np.int32), shard, sample, epoch, np.arange(len(shard) + 1))
+    def of_rows(cls, sources: tuple[Source, ...], rows: Rows) -> Planned:
+        """Returns the plan of elements that hold a row each."""
+        return cls(sources, rows, np.arange(len(rows) + 1))
 
     def grouped(self, size: int, *, drop_last: bool) -> Planned:
         """Returns a plan in which `size` elements are one; the last one may have fewer.
@@ -84,51 +58,20 @@ class Planned:
         starts = self.starts[::size]
         if len(self) % size:
             starts = starts if drop_last else np.append(starts, self.starts[-1])
-        return Planned(self.sources, self.source, self.shard, self.sample, self.epoch, starts)
+        return Planned(self.sources, self.rows.take(slice(0, int(starts[-1]))), starts)
 
 
 def joined(parts: Sequence[Planned]) -> Planned:
     """Returns plans as one, in order."""
-    if not parts:
-        return Planned.none()
-    if len(parts) == 1:
-        return parts[0]
-    numbers: dict[SourceDataset, int] = {}
-    columns = []
+    numbers: dict[Source, int] = {}
+    rows = []
+    starts, total = [np.zeros(1, np.int64)], 0
     for part in parts:
         own = np.array([numbers.setdefault(source, len(numbers)) for source in part.sources], np.int32)
-        columns.append(own[part.source])
-    offsets = np.cumsum([0, *(int(part.starts[-1]) for part in parts)])
-    return Planned(
-        tuple(numbers),
-        np.concatenate(columns),
-        np.concatenate([part.shard for part in parts]),
-        np.concatenate([part.sample for part in parts]),
-        np.concatenate([part.epoch for part in parts]),
-        np.concatenate(
-            [np.zeros(1, np.int64), *(part.starts[1:] + offset for part, offset in zip(parts, offsets, strict=False))]
-        ),
-    )
-
-
-def interleaved(draws: NDArray[np.int64], parts: dict[int, Planned]) -> Planned:
-    """Returns plans merged in the order of draws.
-
-    Args:
-        draws: int64[k]: for each element, the number of the plan whose next element it is.
-        parts: Plans by number; each has as many elements as it has draws.
-    """
-    numbers = sorted(parts)
-    whole = joined([parts[number] for number in numbers])
-    first, order = 0, np.empty(len(draws), np.int64)  # for each element, its number in `whole`
-    for number in numbers:
-        mine = np.flatnonzero(draws == number)
-        order[mine] = first + np.arange(len(mine))
-        first += len(mine)
-    lengths = np.diff(whole.starts)[order]
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    rows = np.repeat(whole.starts[:-1][order] - starts[:-1], lengths) + np.arange(int(starts[-1]))
-    return Planned(whole.sources, whole.source[rows], whole.shard[rows], whole.sample[rows], whole.epoch[rows], starts)
+        rows.append(replace(part.rows, sources=own[part.rows.sources]))
+        starts.append(part.starts[1:] + total)
+        total += len(part.rows)
+    return Planned(tuple(numbers), Rows.joined(rows), np.concatenate(starts))
 
 
 def in_turn(
@@ -178,10 +121,10 @@ def in_turn(
     return number - left
 
 
-def unknown_to_plan(dataset: SavableDataset[Any]) -> list[str]:
+def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
     """Returns what a plan cannot know about the elements of a tree, a sentence for each dataset; [] for nothing."""
-    own = dataset.unknown_to_plan()
-    below = [text for child in dataset.children for text in unknown_to_plan(child)]
+    own = dataset.plan_obstacle()
+    below = [text for child in dataset.children for text in plan_obstacles(child)]
     return list(dict.fromkeys([*([] if own is None else [own]), *below]))
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
@@ -75,7 +75,6 @@ class RankIterator(Iterator[T], Generic[T]):
             self._limit = replace(self._limit, length=share_of(self._limit.length, worker, config))
         # The limit counts the elements of all streams together, so it is applied here.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
-        self._even_ranges = self._dataset.with_old_ranges() is not self._dataset
         self._blocks = blocks
         self._cache_pool = cache_pool
         self.metrics = metrics or Metrics()
@@ -239,7 +238,6 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns the same at low cost; `stream.plain` turns it into plain values."""
         return {
             "given": self._given,
-            **({"shares": "even"} if self._even_ranges else {}),
             **as_entry(self._skipped),
             "streams": {
                 str(stream): {
@@ -277,10 +275,6 @@ class RankIterator(Iterator[T], Generic[T]):
                 "fits every layout."
             )
         check_plain(state)
-        if self._even_ranges and state.get("shares") != "even":  # of an earlier release
-            self._dataset, self._even_ranges = self._dataset.with_old_ranges(), False
-            self.close()
-
         self._skipped = skipped_by_state(state)
         self._given = count_of(state, "given") if "given" in state else 0
         if self._limit is not None and self._given > self._limit.length:
@@ -294,7 +288,7 @@ class RankIterator(Iterator[T], Generic[T]):
             if entry_of(saved, "state") is not None:
                 iterator = self._iterator(stream)
                 with read_scope(self._retries):
-                    restore_stream(iterator, in_current_form(saved["state"], plain(iterator.state_dict())), stream)
+                    restore_stream(iterator, saved["state"], stream)
                 self._restored.add(stream)
 
     def interrupt(self) -> None:
@@ -307,32 +301,3 @@ class RankIterator(Iterator[T], Generic[T]):
             iterator.close()
         self._iterators.clear()
         forget_scope(self._retries)
-
-
-def in_current_form(state: Any, first: Any) -> Any:
-    """Returns the state of an iterator in its current form.
-
-    Earlier releases wrote a level `{"inner": state}` for the stage that decodes media, with None in it before the first
-    element. The position of that level depended on the decoder, so a state fitted no other decoder. They also did not
-    count the elements of a pipeline.
-
-    Args:
-        state: What was saved, or a part of it; may be damaged.
-        first: The state of the iterator before its first element, or the same part of it, which shows the levels.
-    """
-    while (
-        isinstance(state, dict)
-        and state.keys() == {"inner"}
-        and not (isinstance(first, dict) and first.keys() == {"inner"})
-    ):
-        state = state["inner"]
-    if state is None:
-        return first
-    counts = isinstance(first, dict) and first.keys() == {"given", "inner"}
-    if counts and isinstance(state, dict) and "given" not in state:
-        state = {"given": state.get("index", 0), "inner": state}
-    if isinstance(state, dict) and isinstance(first, dict):
-        return {name: in_current_form(value, first[name]) if name in first else value for name, value in state.items()}
-    if isinstance(state, list) and isinstance(first, list) and len(state) == len(first):
-        return [in_current_form(part, of_first) for part, of_first in zip(state, first, strict=True)]
-    return state

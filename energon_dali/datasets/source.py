@@ -1,99 +1,138 @@
-"""Reads the samples of one dataset in the planned order, and makes Sample objects of them."""
+"""Reads the samples that a plan names, of one dataset or a mixture of several, and makes Sample objects of them."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.hooks import FailurePolicy
+from energon_dali.datasets.fetch import Fetch
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS, ShareFeedback
 from energon_dali.datasets.planned import MOST_PLANNED_SAMPLES, Planned, too_many_samples
-from energon_dali.datasets.restore_key import Key, expect_name, try_restore
-from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
+from energon_dali.datasets.restore_key import Key, expect_name, get_restore_key, set_restore_key
+from energon_dali.datasets.row_sources import RawReader, Source
+from energon_dali.datasets.source_names import short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.trace import TracedMetrics
-from energon_dali.errors import DatasetError, DatasetFormatError, EmptyDatasetError, StateError
-from energon_dali.plan import OrderSpec, RepeatedOrder, mix
+from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
+from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan, Rows, SourcePlan, weighted_draws
+from energon_dali.plan.plan import MOST_ROWS
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
-from energon_dali.shards.reader import ShardReader
-from energon_dali.shards.storage.store import StreamFollower, current_scope
-from energon_dali.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_dali.decode.interface import Placement
+    from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
+MIXTURE_NAME = "BlendDataset"  # Energon's name
+READ_SIZE = 32
+"""Samples that are read together from a disk."""
+
+
+def source_number(sample: Any) -> int:
+    """Returns the number of the source that a sample, as it was loaded, comes from.
+
+    Args:
+        sample: From a `SourceDataset`; its restore key says it.
+    """
+    key = get_restore_key(sample)
+    return key[1] if key and key[0] == MIXTURE_NAME else 0
 
 
 class SourceDataset(SavableDataset[Any]):
-    """Reads the samples of one dataset in the order of a plan.
+    """Reads the rows of a plan. A sample that cannot be read or loaded is counted, and the next row follows.
+
+    The statistics of a mixture count its samples by source: `blend.samples.NAME`.
 
     Args:
-        order: Which sample comes when.
-        reader: Reads raw samples; picklable.
-        load: Makes a sample of a raw sample.
-        repeat: Continue with the next epoch indefinitely; False ends every epoch with StopIteration.
-        read_size: Samples per request to the reader.
-        failure_tolerance: Consecutive samples that cannot be read or loaded after which the run ends.
-        name: Path of the dataset, for messages.
+        plan: Which row comes when.
+        sources: What its rows name.
+        names: Of the sources, for statistics and messages. Default: the last parts of their paths, as many as tell
+            them apart.
         worker_config: The job.
+        read_size: Samples that are read together from a disk.
+        failure_tolerance: Consecutive samples of a source that cannot be read or loaded after which the run ends.
+
+    Raises:
+        ConfigError: The sources are not as many as the plan names, or the names are not all different.
     """
 
     def __init__(
         self,
-        order: OrderSpec | RepeatedOrder,
-        reader: Reader,
-        load: SampleLoader,
+        plan: Plan,
+        sources: Sequence[Source],
         *,
-        repeat: bool,
-        read_size: int,
-        failure_tolerance: int,
-        name: str,
-        source_config: Mapping[str, Any],
+        names: Sequence[str] | None = None,
         worker_config: WorkerConfig,
+        read_size: int = READ_SIZE,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
     ) -> None:
         super().__init__(worker_config=worker_config)
-        self.order = order
-        self.reader = reader
-        self.load = load
-        self.repeat = repeat
+        self.plan = plan
+        self.sources = tuple(sources)
         self.read_size = read_size
         self.failure_tolerance = failure_tolerance
-        self.name = name
-        self.source_config = source_config
+        self.names = tuple(short_names([source.name for source in sources]) if names is None else names)
+        if len(self.sources) != plan.num_sources:
+            raise ConfigError(f"The plan names {plan.num_sources} sources, and {len(self.sources)} were given.")
+        if len(self.names) != len(self.sources) or len(set(self.names)) != len(self.names):
+            raise ConfigError(f"Give one name per source, all different; names={list(self.names)}.")
 
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
 
-    def import_libraries(self, placement: Placement) -> None:
-        self.load.import_libraries(placement)
+    @property
+    def name(self) -> str:
+        """The paths of its sources."""
+        return ", ".join(source.name for source in self.sources)
 
-    def unknown_to_plan(self) -> None:
+    def import_libraries(self, placement: Placement) -> None:
+        for load in {type(source.load.decoder): source.load for source in self.sources}.values():
+            load.import_libraries(placement)
+
+    def plan_obstacle(self) -> None:
         """Returns None: the order is integers."""
 
     def describe(self) -> str:
-        return f"SourceDataset({self.name}, repeat={self.repeat})"
+        if len(self.sources) == 1:
+            return f"SourceDataset({self.name}, repeat={self.plan.is_endless})"
+        return f"SourceDataset({type(self.plan).__name__} of {len(self.sources)} datasets)"
+
+    def __str__(self) -> str:
+        if len(self.sources) == 1:
+            return self.describe()
+        return "\n".join([self.describe(), *(f"  {source.name}" for source in self.sources)])
 
     def config(self) -> dict[str, Any]:
-        own = {**super().config(), "repeat": self.repeat, **self.source_config}
-        return own if self.with_old_ranges() is self else {**own, "shares": "even"}
+        repeat = self.plan.is_endless
+        if isinstance(self.plan, SourcePlan):
+            return {**super().config(), "repeat": repeat, **self.sources[0].config}
+        inner = [{"type": "SourceDataset", **source.config} for source in self.sources]
+        config = {"type": type(self.plan).__name__, "repeat": repeat, "inner": inner}
+        if isinstance(self.plan, BlendPlan):
+            return {**config, "weights": list(self.plan.weights), "seed": self.plan.seed}
+        if isinstance(self.plan, EpochizedBlendPlan):
+            times = [member.repetitions for member in self.plan.members]  # type: ignore[attr-defined]
+            return {**config, "repetitions": times, "seed": self.plan.seed}
+        return config
 
     def at_position(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
-        source_number = mix(self.order.source, number)
-        twin.order = self.order.for_source(source_number)
-        twin.load = copy.copy(self.load)
-        twin.load.source_number = source_number
+        twin.plan = self.plan.at_position(number)
+        twin.sources = tuple(source.at_position(number) for source in self.sources)
+        return twin
+
+    def with_plan(self, plan: Plan) -> SourceDataset:
+        """Returns a copy that reads other rows of the same sources."""
+        twin = copy.copy(self)
+        twin.plan = plan
         return twin
 
     def len_stream(self, stream: int) -> int:
@@ -102,254 +141,204 @@ class SourceDataset(SavableDataset[Any]):
         If the data repeats, it is that of one pass over the data, and at least 1 if there is any data: a stream without
         samples in the first epoch has some in a later one.
         """
-        order = self.order.stream(stream)
-        if not self.repeat:
-            return order.num_samples(0)
-        return max(order.samples_per_pass(), min(1, self.order.base.num_samples))
-
-    def with_old_ranges(self) -> SourceDataset:
-        order = self.order
-        spec = order.spec if isinstance(order, RepeatedOrder) else order
-        if not spec.even_ranges:
-            return self
-        spec = replace(spec, old_ranges=True)
-        twin = copy.copy(self)
-        twin.order = replace(order, spec=spec) if isinstance(order, RepeatedOrder) else spec
-        return twin
+        if not self.plan.is_endless:
+            return self.plan.epoch_length(0, stream)
+        if isinstance(self.plan, EpochizedBlendPlan):
+            length = sum(self.plan.lengths(0, stream))
+        else:
+            length = sum(source.plan.samples_per_pass(stream) for source in self.sources)
+        return max(length, min(1, self.plan.num_samples))
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _SourceIterator(self, context)
 
+    def key_of(self, source: int, index: int, number: int) -> Key:
+        """Returns the restore key of a sample.
+
+        Args:
+            source: Number of its source.
+            index: Its number in the source.
+            number: Of the pass over the data.
+        """
+        key = (NAME, index, number)
+        return key if len(self.sources) == 1 else (MIXTURE_NAME, source, *key)
+
     def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the sample of the key ("Webdataset", number in the dataset, epoch), read again.
+        """Returns the sample of a key, read again.
 
         Raises:
             StateError: The key is not of this dataset.
             DatasetError: The sample cannot be read.
         """
-        restore_key = expect_name(restore_key, NAME, 2)
-        index, epoch = restore_key[1:3]
-        try:
-            shard, inside = self.reader.locate(index)
-        except DatasetError as error:
-            raise StateError(str(error)) from error
-        (raw,) = self.reader.read([shard], [inside])
-        (seed,) = self.load.seeds(np.array([epoch]), np.array([index]))
-        return self._load(raw, seed, restore_key)
+        (made,) = self.restore_samples([restore_key])
+        if isinstance(made, Exception):
+            raise made
+        return made
 
     def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
-        try:
-            locations = [self.reader.locate(expect_name(key, NAME, 2)[1]) for key in keys]
-        except DatasetError:  # one of them is of other data
-            return super().restore_samples(keys)
-        raws = self.reader.read([shard for shard, _ in locations], [inside for _, inside in locations])
-        seeds = self.load.seeds(np.array([key[2] for key in keys]), np.array([key[1] for key in keys]))
-        return [
-            try_restore(partial(self._load, raw, seed), key) for raw, seed, key in zip(raws, seeds, keys, strict=True)
-        ]
+        by_source: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            by_source.setdefault(self._source_of(key), []).append(place)
+        made: list[Any] = [None] * len(keys)
+        for number, places in by_source.items():
+            own = [expect_name(tuple(keys[place])[-3:], NAME, 2) for place in places]
+            for place, key, sample in zip(places, own, self.sources[number].restore(own), strict=True):
+                made[place] = sample
+                if len(self.sources) > 1 and not isinstance(sample, Exception):
+                    set_restore_key(sample, self.key_of(number, *key[1:]))
+        return made
 
-    def _load(self, raw: RawSample | DatasetError, seed: int, key: Key) -> Any:
-        if isinstance(raw, DatasetError):
-            raise raw
-        return self.load(raw, seed, key)
+    def _source_of(self, key: Key) -> int:
+        if len(self.sources) == 1:
+            expect_name(key, NAME, 2)
+            return 0
+        number: int = expect_name(key, MIXTURE_NAME)[1]
+        if number >= len(self.sources):
+            raise StateError(
+                f"The restore key {key!r} names dataset {number}, and {len(self.sources)} are mixed here. Build it as "
+                "it was built when the key was made."
+            )
+        return number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stages:
+    """What makes samples of a source in one stream, and what counts its failures."""
+
+    load: SampleLoader
+    read: FailurePolicy
+    loading: FailurePolicy
 
 
 class _SourceIterator(StreamIterator[Any]):
+    """One stream. Its state is the next row of the plan."""
+
     def __init__(self, dataset: SourceDataset, context: StreamContext) -> None:
         self._dataset = dataset
-        self._order = dataset.order.stream(context.stream)
-        self._reader = dataset.reader
-        spec = dataset.order.spec if isinstance(dataset.order, RepeatedOrder) else dataset.order
-        self._reader.expect_order(spec.window, spec.base.num_samples / max(1, len(spec.slices)))
-        self._metrics = metrics = context.metrics
-        self._load_clock, self._read_clock = metrics.clock("load"), metrics.clock("read")
-        self._load = dataset.load.traced(metrics) if isinstance(metrics, TracedMetrics) else dataset.load
-        self._read_policy = FailurePolicy("read", dataset.failure_tolerance, context, dataset.worker_config)
-        self._load_policy = FailurePolicy("load", dataset.failure_tolerance, context, dataset.worker_config)
-        self._epoch = 0
-        self._position = 0
-        self._read_size = dataset.read_size
-        self._ahead: deque[tuple[RawSample | DatasetError, int, int, int]] = deque()
-        """What was read: (sample or error, epoch, number in the dataset, seed)."""
-        self._length_of = -1
-        self._length = 0
-        self._plan = RowPlan(self._order, dataset.reader, dataset.load, several_epochs=dataset.repeat)
+        self._context = context
+        self._plan = dataset.plan
         self._stream = context.stream
-        self._follower: StreamFollower | None = None
-        self._is_followed = False
-        self._planned: PlannedRows | None = None
-        self._is_told = False
+        self._metrics = metrics = context.metrics
+        self._load_clock = metrics.clock("load")
+        self._feedback = None if context.feedback is None else _FeedbackRows(dataset.plan, context)
+        self._fetch = Fetch(dataset.sources, self._feedback or dataset.plan, context, dataset.read_size)
+        self._stages: dict[int, _Stages] = {}
+        self._counters = [f"blend.samples.{name}" for name in dataset.names] if len(dataset.names) > 1 else []
+        self._go_to(0, 0)
+
+    def _go_to(self, epoch: int, row: int) -> None:
+        self._epoch = epoch
+        self._row = row
+        self._end = MOST_ROWS if self._plan.is_endless else self._plan.epoch_start(epoch + 1, self._stream)
 
     def __next__(self) -> Any:
         while True:
-            if not self._ahead:
-                self._read()
-            raw, epoch, number, seed = self._ahead.popleft()
-            self._position += 1
+            if self._row >= self._end:
+                self._go_to(self._epoch + 1, self._row)
+                raise StopIteration
+            stop = self._end if self._feedback is None else self._feedback.end_of_window(self._row)
+            raw, source, number, index, seed = self._fetch.take(self._row, stop)
+            self._row += 1
+            if self._feedback is not None:
+                self._feedback.drew(source)
+            stages = self._stages.get(source) or self._stages_of(source)
             if isinstance(raw, DatasetError):
                 if isinstance(raw, DatasetFormatError):
                     raise raw  # an invalid index: every sample of it would fail
-                failure = ReadFailure(self._reader, *self._reader.locate(number), self._dataset.name)
-                self._read_policy.on_failure(raw, failure, epoch=epoch)
+                of = self._dataset.sources[source]
+                failure = ReadFailure(of.reader, *of.reader.locate(index), of.name)
+                stages.read.on_failure(raw, failure, epoch=number)
                 continue
-            self._read_policy.on_success()
+            stages.read.on_success()
             start = time.perf_counter()
             try:
-                sample = self._load(raw, seed, (NAME, raw.index, epoch))
+                sample = stages.load(raw, seed, self._dataset.key_of(source, raw.index, number))
             except Exception as error:
-                self._load_policy.on_failure(error, RawFailure(raw, self._dataset.name), epoch=epoch)
+                name = self._dataset.sources[source].name
+                stages.loading.on_failure(error, RawFailure(raw, name), epoch=number)
                 continue
             finally:
                 self._load_clock.add(time.perf_counter() - start)
-            self._load_policy.on_success()
-            if self._load.has_routes:
-                for route, count in self._load.take_routes().items():
+            stages.loading.on_success()
+            if stages.load.has_routes:
+                for route, count in stages.load.take_routes().items():
                     self._metrics.count(f"route.{route}", count)
+            if self._counters:
+                self._metrics.count(self._counters[source])
             return sample
 
-    def _read(self) -> None:
-        """Reads the next samples; raises StopIteration at the end of an epoch that is not repeated."""
-        self._enter_epoch()
-        if self._reads_ahead():
-            self._take()
-        else:
-            self._read_rows(self._position, self._read_size)
-
-    def _enter_epoch(self) -> None:
-        """Goes on to the next epoch that has samples where one is over; StopIteration if the data does not repeat."""
-        empty_epochs = 0
-        while self._position >= self._epoch_length():
-            self._epoch += 1
-            self._position = 0
-            empty_epochs += 1
-            if not self._dataset.repeat:
-                raise StopIteration
-            if empty_epochs > self._dataset.worker_config.layout.num_streams + 1:
-                raise EmptyDatasetError(
-                    f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or "
-                    "look at split.yaml in its .nv-meta folder."
-                )
+    def _stages_of(self, source: int) -> _Stages:
+        load = self._dataset.sources[source].load
+        load = load.traced(self._metrics) if isinstance(self._metrics, TracedMetrics) else load
+        tolerance, config = self._dataset.failure_tolerance, self._dataset.worker_config
+        read, loading = (FailurePolicy(stage, tolerance, self._context, config) for stage in ("read", "load"))
+        stages = self._stages[source] = _Stages(load, read, loading)
+        return stages
 
     def skip(self, count: int) -> int:
-        self._ahead.clear()
-        whole, cycle = self._order.cycle() if self._dataset.repeat else (0, 0)
-        rounds = max(0, count - 1) // whole if whole else 0  # a cycle has as many samples wherever it begins
-        self._epoch += rounds * cycle
-        return rounds * whole + sum(stop - start for _, start, stop in self._ranges(count - rounds * whole))
+        if self._feedback is not None:  # the weights of a draw follow from what earlier samples measured
+            return super().skip(count)
+        skipped = min(count, self._end - self._row)
+        if skipped < count and self._plan.is_endless:
+            raise StateError(f"Row {self._row + count} is too large: a stream has at most {MOST_ROWS} rows.")
+        self._row += skipped
+        if skipped < count:
+            self._go_to(self._epoch + 1, self._row)
+        return skipped
 
     def plan(self, count: int) -> Planned:
-        self._ahead.clear()
-        if self._dataset.repeat and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
+        if self._feedback is not None:
+            return super().plan(count)
+        if self._plan.is_endless and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
             raise too_many_samples()
-        pieces = [self._order.epoch(epoch).samples(start, stop) for epoch, start, stop in self._ranges(count)]
-        return Planned.of_source(self._dataset, pieces)
-
-    def _ranges(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (epoch, start, stop) of the next `count` samples, and moves there; fewer if the epoch ends."""
-        while count:
-            try:
-                self._enter_epoch()
-            except StopIteration:
-                return
-            start = self._position
-            self._position = min(self._epoch_length(), start + count)
-            count -= self._position - start
-            yield self._epoch, start, self._position
-
-    def _epoch_length(self) -> int:
-        """Returns the number of samples of the current epoch, without building the order of an empty one."""
-        if self._length_of != self._epoch:
-            self._length_of, self._length = self._epoch, self._order.num_samples(self._epoch)
-        return self._length
-
-    def read_ahead(self, count: int) -> None:
-        self._read_size = 1  # the caller says how far to read: what follows is not wanted yet
-        self._is_told = True
-        missing = count - len(self._ahead)
-        if missing <= 0:
-            return
-        position = self._position + len(self._ahead)
-        if self._reads_ahead():
-            assert self._planned is not None
-            self._planned.read_ahead(self._epoch, position, missing)
-        elif position < self._epoch_length():
-            self._read_rows(position, missing)
-
-    def _reads_ahead(self) -> bool:
-        """Returns whether samples are requested before they are wanted; begins to where reading has become slow."""
-        if self._planned is None:
-            dataset = self._dataset
-            spec = dataset.order.spec if isinstance(dataset.order, RepeatedOrder) else dataset.order
-            reads = self._reader.planned_reads(spec.window, spec.lanes)
-            if reads is None:
-                return False
-            num_streams = dataset.worker_config.layout.num_streams
-            self._planned = PlannedRows(
-                reads, self._plan, self._order, num_streams=num_streams, across_epochs=dataset.repeat
-            )
-        return True
-
-    def _take(self) -> None:
-        """Takes the next sample of those that were planned."""
-        start = time.perf_counter()
-        planned = self._planned
-        assert planned is not None
-        self._tell_shard_cache(min(self._position + planned.num_issued, self._epoch_length()))
-        taken = planned.take(self._epoch, self._position, extend=not self._is_told)
-        self._ahead.append(taken)
-        self._note_read(start, [taken[0]])
-
-    def _read_rows(self, position: int, count: int) -> None:
-        """Reads at least one and at most `count` samples of the current epoch from `position` on."""
-        start = time.perf_counter()
-        shards, indices, epochs, numbers, seeds = self._plan.rows(self._epoch, position, count)
-        self._tell_shard_cache(position + len(shards))
-        raws = self._reader.read(shards, indices)
-        self._ahead.extend(zip(raws, epochs, numbers, seeds, strict=True))
-        size = self._note_read(start, raws)
-        self._reader.note_speed(time.perf_counter() - start, len(raws), size)
-
-    def _note_read(self, start: float, raws: Sequence[RawSample | DatasetError]) -> int:
-        """Counts samples that were read, and returns their size in bytes."""
-        size = 0
-        for raw in raws:
-            if not isinstance(raw, DatasetError):
-                for content in raw.parts.values():
-                    size += len(content)
-        self._read_clock.add(time.perf_counter() - start)
-        self._metrics.count_read(len(raws), size)
-        return size
-
-    def _tell_shard_cache(self, position: int) -> None:
-        """Tells the cache of shards, if the loader has one, where the plan is that it may know.
-
-        Args:
-            position: In this epoch, of the first sample that has not been asked for.
-        """
-        if not self._is_followed:
-            self._is_followed = True
-            cache = current_scope().shard_cache
-            if cache is not None and isinstance(self._reader, ShardReader):
-                order = self._dataset.order
-                self._follower = cache.follow(order, self._stream, self._reader, self._epoch, self._position)
-        if self._follower is not None:
-            self._follower.advance(self._epoch, position)
+        start = self._row
+        skipped = self.skip(count)
+        return Planned.of_rows(self._dataset.sources, self._plan.rows(start, start + skipped, self._stream))
 
     def state_dict(self) -> State:
-        return {"epoch": self._epoch, "position": self._position}
+        state = {"epoch": self._epoch, "row": self._row}
+        return state if self._feedback is None else {**state, "drawn": self._feedback.drawn()}
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch, self._position = count_of(state, "epoch"), count_of(state, "position")
+        epoch, row = count_of(state, "epoch"), count_of(state, "row")
+        if self._feedback is not None:
+            self._feedback.load_drawn(state.get("drawn"))
+        self._go_to(epoch, row)
 
     def close(self) -> None:
-        self._ahead.clear()
-        if self._follower is not None:
-            self._follower.close()
-        self._follower, self._is_followed = None, False
-        if self._planned is not None:
-            self._planned.close()
-            self._planned = None
-        self._reader.close()
+        self._fetch.close()
+
+
+class _FeedbackRows:
+    """Rows of a blend whose weights follow from what its samples measured, window by window.
+
+    Args:
+        plan: The blend.
+        context: The stream, and what was measured in it.
+    """
+
+    def __init__(self, plan: Plan, context: StreamContext) -> None:
+        assert isinstance(plan, BlendPlan), "MeasuredBlendDataset checks it"
+        assert context.feedback is not None
+        self._plan = plan
+        self._stream = context.stream
+        self._feedback: ShareFeedback = context.feedback
+        self.num_streams = plan.num_streams
+        self.num_samples = plan.num_samples
+        self.drew: Callable[[int], None] = self._feedback.drew
+        self.drawn = self._feedback.drawn
+        self.load_drawn = self._feedback.load_drawn
+
+    def end_of_window(self, row: int) -> int:
+        """Returns the first row whose weights are not known yet when a row is taken."""
+        return (row // FEEDBACK_DRAWS + 1) * FEEDBACK_DRAWS
+
+    def rows(self, start: int, stop: int, stream: int) -> Rows:
+        """Returns the rows from the next one on, which are in one window."""
+        window = start // FEEDBACK_DRAWS
+        weights = self._feedback.weights(window)
+        draws = weighted_draws(weights, self._plan.seed, stream, start, stop - start)
+        return self._plan.gather.rows(draws, self._feedback.drawn(), stream)
 
 
 class ReadFailure:
@@ -362,7 +351,7 @@ class ReadFailure:
         dataset_path: For `__sources__`.
     """
 
-    def __init__(self, reader: Reader, shard: int, inside: int, dataset_path: str) -> None:
+    def __init__(self, reader: RawReader, shard: int, inside: int, dataset_path: str) -> None:
         from energon_dali.samples import SourceInfo
 
         shard_name, self.__key__ = reader.name(shard, inside)

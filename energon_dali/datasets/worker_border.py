@@ -86,7 +86,7 @@ class WorkerBorder(PassThroughDataset[Any]):
         """
         return self.number * self.worker_config.layout.num_streams + stream
 
-    def unknown_to_plan(self) -> None:
+    def plan_obstacle(self) -> None:
         """Returns None: elements pass. One that cannot be decoded is dropped; `plan_steps` says so of all trees."""
 
     def describe(self) -> str:

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.debug_log import keys_of
 from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, set_restore_key
+from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.worker_border import decode_elements
@@ -233,7 +234,7 @@ def measure_stages(dataset: SavableDataset[Any], decoder: Decoder | None, second
         DatasetError: The dataset cannot be read.
     """
     rows = _rows(dataset)
-    raws: list[tuple[SourceDataset, RawSample]] = []
+    raws: list[tuple[Source, RawSample]] = []
     spent, count, size = 0.0, 0, 0
     while spent < seconds:
         source, shards, samples = next(rows)
@@ -245,7 +246,7 @@ def measure_stages(dataset: SavableDataset[Any], decoder: Decoder | None, second
         size += sum(len(part) for raw in good for part in raw.parts.values())
         raws += [(source, raw) for raw in good[: max(0, _REPLAYED - len(raws))]]
     yield StageRate("reading", count, spent, size)
-    loaded: dict[SourceDataset, dict[tuple[int, int], Any]] = {}
+    loaded: dict[Source, dict[tuple[int, int], Any]] = {}
     spent, count = 0.0, 0
     pre = _hooks_see_handles(dataset)
     for source, group in _groups(raws):
@@ -262,7 +263,7 @@ def measure_stages(dataset: SavableDataset[Any], decoder: Decoder | None, second
     yield _measure_hooks(dataset, loaded, seconds, has_decoding=pre)
 
 
-def _decode(source: SourceDataset, raws: list[RawSample], decoder: Decoder | None) -> tuple[list[Any], list[Any]]:
+def _decode(source: Source, raws: list[RawSample], decoder: Decoder | None) -> tuple[list[Any], list[Any]]:
     """Returns (samples as they are loaded, the same with their media decoded); errors in place of bad ones."""
     seeds = source.load.seeds(np.zeros(len(raws), np.int64), np.array([raw.index for raw in raws], np.int64))
     made: list[Any] = []
@@ -289,7 +290,7 @@ def _hooks_see_handles(dataset: SavableDataset[Any]) -> bool:
     return below_decoder(dataset, False)
 
 
-def _rows(dataset: SavableDataset[Any]) -> Iterator[tuple[SourceDataset, list[int], list[int]]]:
+def _rows(dataset: SavableDataset[Any]) -> Iterator[tuple[Source, list[int], list[int]]]:
     """Yields (source, shards, samples) of the next samples of all streams in turn, as they would be read."""
     tree = below_grouping(dataset)
     iterators = [tree.open(StreamContext(stream)) for stream in dataset.worker_config.streams]
@@ -307,11 +308,11 @@ def _rows(dataset: SavableDataset[Any]) -> Iterator[tuple[SourceDataset, list[in
 
 
 def _of_source(plan: Planned, number: int) -> tuple[list[int], list[int]]:
-    mine = np.flatnonzero(plan.source == number)
-    return plan.shard[mine].tolist(), plan.sample[mine].tolist()
+    rows = plan.rows.take(np.flatnonzero(plan.rows.sources == number))
+    return rows.shards.tolist(), rows.indices.tolist()
 
 
-def _groups(raws: list[tuple[SourceDataset, RawSample]]) -> Iterator[tuple[SourceDataset, list[RawSample]]]:
+def _groups(raws: list[tuple[Source, RawSample]]) -> Iterator[tuple[Source, list[RawSample]]]:
     for source, group in itertools.groupby(raws, key=lambda pair: pair[0]):
         samples = [raw for _, raw in group]
         for start in range(0, len(samples), READ_AT_ONCE):
@@ -320,7 +321,7 @@ def _groups(raws: list[tuple[SourceDataset, RawSample]]) -> Iterator[tuple[Sourc
 
 def _measure_hooks(
     dataset: SavableDataset[Any],
-    loaded: dict[SourceDataset, dict[tuple[int, int], Any]],
+    loaded: dict[Source, dict[tuple[int, int], Any]],
     seconds: float,
     *,
     has_decoding: bool,
@@ -345,19 +346,21 @@ def _measure_hooks(
     return StageRate("hooks", samples, spent, problem=note)
 
 
-def _with_replay(
-    dataset: SavableDataset[Any], loaded: dict[SourceDataset, dict[tuple[int, int], Any]]
-) -> SavableDataset[Any]:
+def _with_replay(dataset: SavableDataset[Any], loaded: dict[Source, dict[tuple[int, int], Any]]) -> SavableDataset[Any]:
     """Returns a tree whose sources give samples that are in memory, in place of reading and loading them."""
     if not isinstance(dataset, SourceDataset):
         return dataset.with_children(*(_with_replay(child, loaded) for child in dataset.children))
-    samples = loaded.get(dataset) or next(iter(loaded.values()), {})
-    if not samples:
-        raise DatasetError(f"No sample of {dataset.name} could be read and decoded.")
     twin = copy.copy(dataset)
-    twin.reader = _Replay(dataset.reader)  # type: ignore[assignment]
-    twin.load = _Loaded(dataset.load, samples)  # type: ignore[assignment]
+    twin.sources = tuple(_replayed(source, loaded) for source in dataset.sources)
     return twin
+
+
+def _replayed(source: Source, loaded: dict[Source, dict[tuple[int, int], Any]]) -> Source:
+    samples = loaded.get(source) or next(iter(loaded.values()), {})
+    if not samples:
+        raise DatasetError(f"No sample of {source.name} could be read and decoded.")
+    reader, load = _Replay(source.reader), _Loaded(source.load, samples)
+    return replace(source, reader=reader, load=load)  # type: ignore[arg-type]
 
 
 class _Replay:

@@ -11,19 +11,16 @@ from typing import Any, Literal
 from energon_dali.cache.store_index import StoreIndex
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
-from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
 from energon_dali.datasets.planned import (
     MOST_PLANNED_SAMPLES,
     Planned,
     in_turn,
     joined,
+    plan_obstacles,
     too_many_samples,
-    unknown_to_plan,
 )
-from energon_dali.datasets.rank_iterator import in_current_form
-from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain, restore_stream
+from energon_dali.datasets.row_sources import Source
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, restore_stream
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
@@ -119,7 +116,7 @@ class StepPlan:
         self._rows = rows
         self._plans = plans
         self._count_tokens = count_tokens
-        self._media: dict[SourceDataset, StoreIndex | None] = {}
+        self._media: dict[Source, StoreIndex | None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -141,15 +138,14 @@ class StepPlan:
 
     def _detailed(self, rows: Sequence[tuple[int, int, int, int]]) -> Iterator[PlannedBatch]:
         """Yields batches, whose samples are looked up in the order of the shards."""
-        wanted: dict[tuple[SourceDataset, int, int], list[tuple[int, int, int]]] = {}
+        wanted: dict[tuple[Source, int, int], list[tuple[int, int, int]]] = {}
         found: list[list[PlannedSample | None]] = []
         for number, (_, _, stream, element) in enumerate(rows):
             plan = self._plans[stream]
             start, stop = int(plan.starts[element]), int(plan.starts[element + 1])
             found.append([None] * (stop - start))
-            for index in range(start, stop):
-                place = plan.sources[plan.source[index]], int(plan.shard[index]), int(plan.sample[index])
-                wanted.setdefault(place, []).append((number, index - start, int(plan.epoch[index])))
+            for index, (own, shard, sample, epoch) in enumerate(plan.rows.take(slice(start, stop)).as_tuples()):
+                wanted.setdefault((plan.sources[own], shard, sample), []).append((number, index, epoch))
         order = {source: number for number, source in enumerate(dict.fromkeys(place[0] for place in wanted))}
         for source, shard, sample in sorted(wanted, key=lambda place: (order[place[0]], *place[1:])):
             first = self._sample(source, shard, sample)
@@ -158,7 +154,7 @@ class StepPlan:
         for (step, rank, stream, _), samples in zip(rows, found, strict=True):
             yield PlannedBatch(step, rank, stream, tuple(sample for sample in samples if sample is not None))
 
-    def _sample(self, source: SourceDataset, shard: int, sample: int) -> PlannedSample:
+    def _sample(self, source: Source, shard: int, sample: int) -> PlannedSample:
         known = source.reader.indexed(shard, sample)
         media = {}
         index = self._media_index(source)
@@ -186,7 +182,7 @@ class StepPlan:
                 f"{type(error).__name__}: {error}. Give a function that takes a PlannedSample and returns an int."
             ) from error
 
-    def _media_index(self, source: SourceDataset) -> StoreIndex | None:
+    def _media_index(self, source: Source) -> StoreIndex | None:
         """Returns the index of media metadata of a dataset; None if it has none."""
         if source not in self._media:
             index = StoreIndex(source.reader.folder.root) if isinstance(source.reader, ShardReader) else None
@@ -194,7 +190,7 @@ class StepPlan:
         return self._media[source]
 
 
-def _vision_tokens(source: SourceDataset, sample: PlannedSample) -> int | None:
+def _vision_tokens(source: Source, sample: PlannedSample) -> int | None:
     """Returns the vision tokens that the decoder's front end makes of the images of a sample; None if nobody knows."""
     decoder = getattr(source.load, "decoder", None)
     spec: ImageSpec | None = getattr(decoder, "spec", None)
@@ -219,8 +215,8 @@ def plan_steps(
 ) -> StepPlan:
     """Returns which samples a range of steps holds, on which rank, without reading a byte of the shards.
 
-    Positions are computed: a million steps before the first cost nothing for a single dataset. A blend has to count its
-    draws, some 5 million per second. Keys and sizes come from the index when the result is iterated.
+    Positions are computed: a million steps before the first cost nothing. Keys and sizes come from the index when the
+    result is iterated.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned, on any rank of the job.
@@ -311,7 +307,7 @@ def _check_size(steps: range, num_ranks: int, config: WorkerConfig) -> None:
 def _state_of_rank(state: State, dataset: SavableDataset[Any], rank: int) -> State:
     twin = copy.copy(dataset)
     twin.worker_config = replace(dataset.worker_config, rank=rank)
-    return rank_state(state, twin)[0]
+    return rank_state(state, twin)
 
 
 class _Rank:
@@ -333,7 +329,7 @@ class _Rank:
             if saved["ended"]:
                 self._ended.add(stream)
             if saved["state"] is not None:
-                restore_stream(iterator, in_current_form(saved["state"], plain(iterator.state_dict())), stream)
+                restore_stream(iterator, saved["state"], stream)
 
     def plan(
         self, steps: range, plans: dict[int, Planned], report: Callable[[int], object]
@@ -423,20 +419,9 @@ def _notes(dataset: SavableDataset[Any], steps: range, end: int, unit: Unit) -> 
     notes = [
         "A sample that cannot be read or decoded is dropped when the job runs, and what follows in its stream moves up."
     ]
-    notes += [f"Not known before it runs: {text}" for text in unknown_to_plan(dataset)]
+    notes += [f"Not known before it runs: {text}" for text in plan_obstacles(dataset)]
     if unit == "sample":
         notes.append("These are samples as they are drawn; packing, grouping and batching decide on their steps.")
     if end < steps.stop:
         notes.append(f"The data ends after step {end - 1}." if end > steps.start else "The data ends before.")
-    blends = [one for one in _datasets(dataset) if isinstance(one, (BlendSourceDataset, EpochizedBlendDataset))]
-    if blends and steps.start:
-        notes.append(
-            f"{blends[0].describe()}: the draws of all steps before were computed, since they are not regular."
-        )
     return notes
-
-
-def _datasets(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
-    yield dataset
-    for child in dataset.children:
-        yield from _datasets(child)

@@ -13,7 +13,7 @@ from energon_dali.datasets.skipped_steps import as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
-from energon_dali.loader.state_compatibility import adapt_state, as_plain, config_in_todays_form
+from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
@@ -118,7 +118,7 @@ def split_state(state: State, world_size: int) -> list[State]:
 
 
 def unpack_config(state: State) -> dict[str, Any]:
-    """Returns the config of a state's dataset, in the form of today's `SavableDataset.config`.
+    """Returns the config of a state's dataset, as its `SavableDataset.config` gave it.
 
     Raises:
         StateError: It cannot be read.
@@ -128,9 +128,7 @@ def unpack_config(state: State) -> dict[str, Any]:
         text = unpacking.decompress(base64.b85decode(state["config"]), MAX_CONFIG_BYTES)
         if not unpacking.eof:
             raise ValueError(f"it is cut off, or unpacks to more than {MAX_CONFIG_BYTES:,} bytes")
-        config = config_in_todays_form(
-            parse_json(text, max_depth=MAX_STATE_DEPTH, any_number=True), state["world_size"]
-        )
+        config = parse_json(text, max_depth=MAX_STATE_DEPTH, any_number=True)
         if not isinstance(config, dict):
             raise ValueError(f"it holds {excerpt(config)}")
     except (ValueError, TypeError, zlib.error) as error:
@@ -140,12 +138,8 @@ def unpack_config(state: State) -> dict[str, Any]:
     return config
 
 
-def rank_state(
-    state: State, dataset: SavableDataset[Any], *, allow_changed_hooks: bool = False
-) -> tuple[State, SavableDataset[Any]]:
-    """Returns what the RankIterator of this rank restores from a rank's or a merged state, and from which dataset.
-
-    The dataset is the one given; for states of earlier releases, a copy with the shares of validation that they had.
+def rank_state(state: State, dataset: SavableDataset[Any], *, allow_changed_hooks: bool = False) -> State:
+    """Returns what the RankIterator of this rank restores from a rank's or a merged state.
 
     Args:
         state: The state.
@@ -162,14 +156,12 @@ def rank_state(
     _check_streams(state, config)
     if state["config"] != pack_config(dataset.config()):
         allowed = allow_changed_hooks or os.environ.get(ENVIRONMENT_VARIABLE) == "1"
-        state, dataset = adapt_state(state, unpack_config(state), dataset, allow_changed_hooks=allowed)
-    rank = {
+        state = adapt_state(state, unpack_config(state), dataset, allow_changed_hooks=allowed)
+    return {
         "given": _given(state, config),
-        "shares": "even",  # a dataset with other shares ignores it
         **as_entry(skipped_by_state(state)),
         "streams": {str(stream): state["streams"][str(stream)] for stream in config.streams},
     }
-    return rank, dataset
 
 
 def check_format(state: Any) -> None:

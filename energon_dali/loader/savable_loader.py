@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.planned import unknown_to_plan
+from energon_dali.datasets.planned import plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
@@ -105,7 +105,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "Make a new loader and restore into that."
             )
         skipped = [] if self._snapshot is None else skipped_by_state(self._snapshot)
-        self._snapshot, self._tree = rank_state(state, self._tree, allow_changed_hooks=allow_changed_hooks)
+        self._snapshot = rank_state(state, self._tree, allow_changed_hooks=allow_changed_hooks)
         self._snapshot.update(as_entry([*skipped, *skipped_by_state(self._snapshot)]))
         self._reporter.take_over(state)
 
@@ -150,7 +150,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         """
         if by not in ("auto", "plan", "run"):
             raise ConfigError(f'by={by!r} is unknown: give "auto", "plan" or "run".')
-        unknown = unknown_to_plan(self.dataset) if by == "auto" else []
+        unknown = plan_obstacles(self.dataset) if by == "auto" else []
         chosen: SkipBy = ("run" if unknown else "plan") if by == "auto" else by
         new = steps_to_skip(first, stop, chosen, self.worker_config)
         why = f", because {unknown[0]}" if unknown else ""

@@ -1,4 +1,4 @@
-"""Fits a saved state to today's dataset: earlier releases, another batch size, other hooks, and what must be equal."""
+"""Fits a saved state to the dataset of a loader: another batch size, other hooks, and what must be equal."""
 
 from __future__ import annotations
 
@@ -26,23 +26,18 @@ _BATCHES = ("BatchDataset", "MixBatchDataset")
 
 def adapt_state(
     state: State, saved: dict[str, Any], dataset: SavableDataset[Any], *, allow_changed_hooks: bool = False
-) -> tuple[State, SavableDataset[Any]]:
-    """Returns (state, dataset) that fit each other.
-
-    The state is counted in batches of the dataset's size, and has a level for each of its hooks. The dataset has the
-    shares of validation of earlier releases if the state is from one of them.
+) -> State:
+    """Returns a state that is counted in batches of the dataset's size, and has a level for each of its hooks.
 
     Args:
         state: Of a loader.
-        saved: Its config, in today's form.
+        saved: Its config.
         dataset: The dataset that is to continue.
         allow_changed_hooks: Continue with other hooks, and log a warning that says which.
 
     Raises:
         StateError: The state is of another dataset, or of other hooks that are not allowed.
     """
-    if _has_old_shares(saved):
-        dataset = dataset.with_old_ranges()
     now = json.loads(json.dumps(dataset.config(), sort_keys=True, default=as_plain))
     with_stages, stages = align_stages(saved, now)
     if stages and allow_changed_hooks:
@@ -67,7 +62,7 @@ def adapt_state(
         logger.warning(
             "The state was saved with other hooks, and continues with those of this loader: %s", _listed(of_hooks)
         )
-    return state, dataset
+    return state
 
 
 def _with_stages(state: State, saved: Any, now: Any) -> State:
@@ -91,42 +86,6 @@ def as_plain(value: Any) -> Any:
         return operator.index(value)
     except TypeError:
         return str(value)
-
-
-# --- states of earlier releases ------------------------------------------------------------------------------------
-
-
-def config_in_todays_form(config: Any, ranks: int) -> Any:
-    """Returns the config of a dataset as today's `SavableDataset.config` gives it.
-
-    Earlier releases included the stages that cross processes and decode, which change no order, and DALI's reader. The
-    length of a limit inside another dataset was that of a rank.
-
-    Args:
-        config: As it was saved.
-        ranks: Of the job that saved it.
-    """
-    if isinstance(config, list):
-        return [config_in_todays_form(member, ranks) for member in config]
-    if not isinstance(config, dict):
-        return config
-    if config.get("type") in ("DecodeDataset", "HandOverDataset") and "inner" in config:
-        return config_in_todays_form(config["inner"], ranks)
-    if config.get("type") == "NativeSourceDataset" and "source" in config:
-        return config_in_todays_form(config["source"], ranks)
-    today = {name: config_in_todays_form(value, ranks) for name, value in config.items()}
-    if config.get("type") in _EPOCHS and type(config.get("length")) is int:
-        today["length_x_ranks"] = today.pop("length") * ranks
-    return today
-
-
-def _has_old_shares(config: Any) -> bool:
-    if isinstance(config, dict):
-        order = config.get("order")
-        if isinstance(order, dict) and order.get("shuffle") is False:
-            return "shares" not in config
-        return any(_has_old_shares(value) for value in config.values())
-    return isinstance(config, list) and any(_has_old_shares(value) for value in config)
 
 
 # --- another batch size --------------------------------------------------------------------------------------------
@@ -240,15 +199,14 @@ def _scaled(state: Any, hooks: int, change: _Change) -> Any:
     """Returns the state of a stream with its counts of batches converted.
 
     Args:
-        state: Of a stream, also in the form of earlier releases.
+        state: Of a stream.
         hooks: Number of hooks around the batches.
         change: The sizes.
     """
     if not isinstance(state, dict) or "inner" not in state:
         return state
-    if "index" not in state:  # the count of a pipeline, or a stage of earlier releases
-        given = {"given": change.of(state["given"])} if "given" in state else {}
-        return {**state, **given, "inner": _scaled(state["inner"], hooks, change)}
+    if "given" in state:  # the count of a pipeline
+        return {**state, "given": change.of(state["given"]), "inner": _scaled(state["inner"], hooks, change)}
     inner = _scaled(state["inner"], hooks - 1, change) if hooks else state["inner"]
     return {**state, "index": change.of(state["index"]), "inner": inner}
 
@@ -261,13 +219,6 @@ def _differences(saved: Any, now: Any, path: str) -> list[tuple[str, str]]:
     if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
         found = []
         for name in sorted(saved.keys() | now.keys()):
-            if name in ("ranges", "cooker") and name not in saved:  # saved before these existed
-                continue
-            if name == "encoder" and isinstance(saved.get("hooks"), list):  # it named a class, whatever it overrides
-                continue
-            if name == "hooks" and isinstance(saved.get(name), list) and isinstance(now.get(name), dict):
-                found += _differences(sorted(saved[name]), sorted(now[name]), f"{path}.{name}" if path else name)
-                continue
             where = f"{path}.{name}" if path else name
             found += _differences(saved.get(name), now.get(name), where)
         return found

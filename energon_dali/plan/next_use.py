@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -22,26 +21,6 @@ NEVER = int(np.iinfo(np.int64).max)
 
 BlocksOf = Callable[[int, Int64Array], tuple[Int64Array, Int64Array]]
 """(shard, int64[k] indices of samples in it) -> (int64[m] which of the k samples, int64[m] block it uses)."""
-
-
-class Epoch(Protocol):
-    """The order of a stream in one epoch."""
-
-    def __len__(self) -> int:
-        """Returns the number of samples."""
-
-    def samples(self, start: int, stop: int) -> tuple[Int32Array, Int64Array, Int64Array]:
-        """Returns (shards, indices within them, passes) of positions start ... stop - 1."""
-
-
-class Stream(Protocol):
-    """The order of a stream over all epochs."""
-
-    def epoch(self, epoch: int) -> Epoch:
-        """Returns the order of an epoch."""
-
-    def num_samples(self, epoch: int) -> int:
-        """Returns the number of samples of an epoch."""
 
 
 def block_ids(shard_keys: Uint64Array, blocks: Int64Array) -> Uint64Array:
@@ -143,6 +122,11 @@ class PlannedUses:
             np.concatenate([piece.positions for piece in pieces]),
         )
 
+    def sorted(self) -> PlannedUses:
+        """Returns the uses in the order of their positions."""
+        order = np.argsort(self.positions, kind="stable")
+        return PlannedUses(self.shards[order], self.blocks[order], self.positions[order])
+
     def since(self, position: int) -> PlannedUses:
         """Returns the uses at a position and after it; views."""
         first = int(np.searchsorted(self.positions, position))
@@ -167,19 +151,17 @@ class PlannedUses:
         return len(self.positions)
 
 
-def planned_uses(epoch: Epoch, start: int, stop: int, blocks_of: BlocksOf, origin: int = 0) -> PlannedUses:
-    """Returns the uses of blocks by the samples at positions start ... stop - 1 of an epoch.
+def planned_uses(shards: Int32Array, indices: Int64Array, positions: Int64Array, blocks_of: BlocksOf) -> PlannedUses:
+    """Returns the uses of blocks by rows of one source.
 
     Args:
-        epoch: The order.
-        start: First position, at least 0.
-        stop: Position after the last, at most the length of the epoch.
+        shards: int32[n]: shards of the rows.
+        indices: int64[n]: indices of their samples in them.
+        positions: int64[n], ascending: positions of the rows in the stream.
         blocks_of: Which blocks samples use.
-        origin: Position of the epoch's first sample in the stream; added to the positions.
     """
-    if start >= stop:
+    if not len(shards):
         return PlannedUses.none()
-    shards, indices, _ = epoch.samples(start, stop)
     by_shard = np.argsort(shards, kind="stable")
     touched, begins = np.unique(shards[by_shard], return_index=True)
     pieces: list[tuple[Int64Array, Int64Array, Int64Array]] = []
@@ -188,4 +170,4 @@ def planned_uses(epoch: Epoch, start: int, stop: int, blocks_of: BlocksOf, origi
         pieces.append((np.full(len(blocks), shard, np.int64), blocks, members[which]))
     found = [np.concatenate(column) for column in zip(*pieces, strict=True)]
     order = np.argsort(found[2], kind="stable")
-    return PlannedUses(found[0][order], found[1][order], found[2][order] + (origin + start))
+    return PlannedUses(found[0][order], found[1][order], positions[found[2][order]])

@@ -1,4 +1,4 @@
-"""The order of a source whose samples are repeated a given number of times per epoch."""
+"""The plan of a source whose samples are repeated a given number of times per epoch."""
 
 from __future__ import annotations
 
@@ -7,34 +7,31 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-import numpy as np
-
 from energon_dali.errors import ConfigError
-from energon_dali.plan.epoch import EpochOrder
-from energon_dali.plan.order import OrderSpec, StreamOrder
-from energon_dali.plan.rng import Int64Array
-from energon_dali.plan.slices import Int32Array, Slices
+from energon_dali.plan.plan import Plan, Rows
+from energon_dali.plan.source import SourcePlan
 
 _NOTHING, _ONE = Fraction(0), Fraction(1)
 
 MAX_REPETITIONS = 100_000
-"""An epoch is a list of passes: planning this many takes seconds."""
+"""More are taken for a mistake."""
 
 
 @dataclass(frozen=True)
-class RepeatedOrder:
-    """An order whose epochs hold every sample `repetitions` times, over all streams together.
+class RepeatedPlan(Plan):
+    """A plan whose epochs hold every sample `repetitions` times, over all streams together.
 
     With 2.25 repetitions an epoch has two whole passes and a quarter of a third one. The next epoch continues with the
     second quarter, so that four epochs hold every sample nine times. If slices are shuffled over several epochs, or
     drawn with replacement, there are no whole passes, and the epochs are consecutive parts of the passes.
 
     Raises:
-        ConfigError: The number of repetitions is negative, larger than MAX_REPETITIONS, or not a number.
+        ConfigError: The number of repetitions is negative, larger than MAX_REPETITIONS, or not a number; or the passes
+            do not end.
     """
 
-    spec: OrderSpec
-    """The order of the passes."""
+    passes: SourcePlan
+    """The plan of the passes, each an epoch of it."""
     repetitions: float
     """How often each sample is repeated per epoch."""
 
@@ -44,154 +41,136 @@ class RepeatedOrder:
                 f"repetitions={self.repetitions} is invalid: give how often each sample is repeated per epoch, "
                 f"a number from 0 to {MAX_REPETITIONS} such as 2 or 0.5."
             )
+        if self.passes.repeat:
+            raise ConfigError("RepeatedPlan was given a source that repeats without an end: give repeat=False.")
 
     @property
-    def base(self) -> Slices:
-        """The ranges of the split."""
-        return self.spec.base
+    def num_streams(self) -> int:  # type: ignore[override]
+        """Number of logical streams of the job."""
+        return self.passes.num_streams
 
     @property
-    def source(self) -> int:
-        """Number of the source."""
-        return self.spec.source
+    def num_sources(self) -> int:
+        return 1
 
-    def for_source(self, source: int) -> RepeatedOrder:
-        """Returns the same order for another number of the source."""
-        return replace(self, spec=self.spec.for_source(source))
+    @property
+    def is_endless(self) -> bool:
+        return False
 
-    def stream(self, stream: int) -> RepeatedStream:
-        """Returns the order of one stream.
+    @property
+    def num_samples(self) -> int:
+        return self.passes.num_samples if self.repetitions else 0
 
-        Raises:
-            ConfigError: There is no such stream.
-        """
-        return RepeatedStream(self, self.spec.stream(stream))
-
-    def total_samples(self, epoch: int) -> int:
-        """Returns the number of samples of an epoch over all streams."""
-        return sum(high - low for _, low, high in self.passes(epoch))
+    def at_position(self, number: int) -> RepeatedPlan:
+        return replace(self, passes=self.passes.at_position(number))
 
     @cached_property
-    def _rate(self) -> Fraction:
+    def _rates(self) -> tuple[int, Fraction]:
+        """(whole passes per epoch, part of a further pass)."""
         # Through the shortest decimal: 0.1 means a tenth, so that ten epochs make one pass.
-        return Fraction(repr(float(self.repetitions)))
-
-    def passes(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns (epoch of the spec, start, stop) of what an epoch takes, stop exclusive, over all streams."""
-        spec, rate = self.spec, self._rate
+        rate = Fraction(repr(float(self.repetitions)))
+        spec = self.passes
         if spec.shuffle and spec.shuffle_over_epochs not in (None, 1):
-            rate /= max(1, spec.shuffle_over_epochs or 1)
-            whole, fraction = 0, rate
-        else:
-            whole, fraction = int(rate), rate - int(rate)
-        begun = epoch * whole + math.ceil(epoch * fraction)  # passes that begin in earlier epochs
-        taken = [(begun + number, 0, spec.total_samples(begun + number)) for number in range(whole)]
+            return 0, rate / spec.passes_per_epoch
+        return int(rate), rate - int(rate)
+
+    def _number_of(self, partial: int) -> int:
+        """Returns the number of a pass that epochs share: they are numbered with the whole ones as they begin."""
+        whole, fraction = self._rates
+        return (math.floor(partial / fraction) + 1) * whole + partial
+
+    def samples_per_epoch(self, epoch: int) -> int:
+        """Returns the number of samples of an epoch, over all streams."""
+        return sum(high - low for _, low, high in self.parts(epoch))
+
+    def parts(self, epoch: int) -> list[tuple[int, int, int]]:
+        """Returns (number of the pass, start, stop) of what an epoch takes, stop exclusive, over all streams."""
+        whole, _ = self._rates
+        begun = self._begun(epoch)
+        total = self.passes.samples_per_epoch
+        return [*((begun + number, 0, total) for number in range(whole)), *self._shared_parts(epoch)]
+
+    def _begun(self, epoch: int) -> int:
+        """Returns how many passes begin in earlier epochs."""
+        whole, fraction = self._rates
+        return epoch * whole + math.ceil(epoch * fraction)
+
+    def _shared_parts(self, epoch: int) -> list[tuple[int, int, int]]:
+        """Returns the `parts` of passes that may belong to several epochs."""
+        _, fraction = self._rates
+        total = self.passes.samples_per_epoch
         low, high = epoch * fraction, (epoch + 1) * fraction
+        taken = []
         for partial in range(math.floor(low), math.ceil(high)):
-            # Whole and partial passes are numbered together, in the order in which they begin, without gaps.
-            number = (math.floor(partial / fraction) + 1) * whole + partial
-            total = spec.total_samples(number)
             start, stop = (math.floor(min(_ONE, max(_NOTHING, bound - partial)) * total) for bound in (low, high))
             if start < stop:
-                taken.append((number, start, stop))
+                taken.append((self._number_of(partial), start, stop))
         return taken
 
+    def epoch_start(self, epoch: int, stream: int = 0) -> int:
+        _, fraction = self._rates
+        rows = self.passes.pass_start(self._begun(epoch), stream)
+        partial, rest = divmod(epoch * fraction, 1)
+        if rest:  # a part of this pass is left for later epochs
+            number = self._number_of(int(partial))
+            taken = self._taken(number, math.floor(rest * self.passes.samples_per_epoch), stream)
+            rows -= self._pass_length(number, stream) - taken
+        return rows
 
-class RepeatedStream:
-    """The order of one stream over all epochs of a `RepeatedOrder`.
+    def _pass_length(self, number: int, stream: int) -> int:
+        return self.passes.pass_start(number + 1, stream) - self.passes.pass_start(number, stream)
 
-    Args:
-        order: The order that all streams share.
-        stream: The stream's order of whole passes.
-    """
-
-    def __init__(self, order: RepeatedOrder, stream: StreamOrder) -> None:
-        self._order = order
-        self._stream = stream
-        self._last: tuple[int, RepeatedEpoch] | None = None
-
-    def epoch(self, epoch: int) -> RepeatedEpoch:
-        """Returns the order of this stream in an epoch, at least 0; the last one is kept."""
-        last = self._last
-        if last is None or last[0] != epoch:
-            last = self._last = (epoch, RepeatedEpoch(self._stream, self._parts(epoch)))
-        return last[1]
-
-    def num_samples(self, epoch: int) -> int:
-        """Returns the number of samples of this stream in an epoch, without building the order."""
-        return sum(stop - start for _, start, stop in self._parts(epoch))
-
-    def cycle(self) -> tuple[int, int]:
-        """Returns (0, 0): the epochs do not repeat in a short cycle; see StreamOrder.cycle."""
-        return 0, 0
-
-    def samples_per_pass(self) -> int:
-        """Returns the number of samples of this stream in its first epoch."""
-        return self.num_samples(0)
-
-    def _parts(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns (epoch of the spec, start, stop) of what this stream takes in an epoch, stop exclusive."""
-        parts = [
-            (number, self._position(number, start), self._position(number, stop))
-            for number, start, stop in self._order.passes(epoch)
-        ]
-        return [part for part in parts if part[1] < part[2]]
-
-    def _position(self, number: int, taken: int) -> int:
-        """Returns how many of the first `taken` samples of a pass belong to this stream.
+    def _taken(self, number: int, taken: int, stream: int) -> int:
+        """Returns how many of the first `taken` samples of a pass belong to a stream.
 
         The streams take turns, so that all of them together take exactly that many.
         """
-        start, stop = self._stream.range_of(number)
-        streams = self._order.spec.num_streams
-        total = self._order.spec.total_samples(number)
-        least, surplus = total // streams, stop - start > total // streams
-        turn = self._stream.range_number(number)
+        streams, total = self.num_streams, self.passes.samples_per_epoch
+        least = total // streams
+        if self.passes.is_dealt:
+            turn = (stream + self.passes.range_offset - number * total) % streams
+            return taken // streams + (turn < taken % streams)
+        start, stop = self.passes.range_of(number, stream)
+        surplus = stop - start > least
+        turn = self.passes.range_number(number, stream)
         if taken <= least * streams:
             return taken // streams + (turn < taken % streams)
         before = start - least * turn  # streams before this one that have one sample more than the least
         return least + (surplus and before < taken - least * streams)
 
+    def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
+        start, stop, stream = self.check_range(start, stop, stream)
+        if start == stop:
+            return Rows.joined([])
+        if not self.num_samples:
+            raise IndexError(f"Rows {start} to {stop} do not exist: the source has no samples to repeat.")
+        whole, fraction = self._rates
+        if not whole or not fraction:  # epochs are consecutive parts of the passes
+            return self.passes.rows(start, stop, stream)
+        epoch = self.epoch_at(start, stream)
+        begin = self.epoch_start(epoch, stream)
+        found = []
+        while start < stop:
+            before = begin
+            for first, last in self._ranges(epoch, stream):
+                until = min(stop, begin + last - first)
+                if start < until:
+                    found.append(self.passes.rows(first + start - begin, first + until - begin, stream))
+                    start = until
+                begin += last - first
+            # Epochs without rows of this stream are passed over: few samples of many streams have many of them.
+            epoch = epoch + 1 if begin > before or start == stop else self.epoch_at(start, stream)
+        return Rows.joined(found)
 
-class RepeatedEpoch:
-    """Parts of several passes, one after the other.
+    def _ranges(self, epoch: int, stream: int) -> list[tuple[int, int]]:
+        """Returns which positions of the passes an epoch of a stream has: the whole passes, then parts of others."""
+        begun = self._begun(epoch)
+        whole, _ = self._rates
+        ranges = [(self.passes.pass_start(begun, stream), self.passes.pass_start(begun + whole, stream))]
+        for number, low, high in self._shared_parts(epoch):
+            first = self.passes.pass_start(number, stream)
+            ranges.append((first + self._taken(number, low, stream), first + self._taken(number, high, stream)))
+        return ranges
 
-    Args:
-        stream: The order of the passes.
-        parts: (epoch, start, stop) of each part, stop exclusive, none empty.
-    """
-
-    def __init__(self, stream: StreamOrder, parts: list[tuple[int, int, int]]) -> None:
-        self._stream = stream
-        self._parts = parts
-        self._length = sum(end - begin for _, begin, end in parts)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def samples(self, start: int, stop: int) -> tuple[Int32Array, Int64Array, Int64Array]:
-        """Returns the samples at positions start ... stop - 1, as `EpochOrder.samples` does.
-
-        Raises:
-            IndexError: The range leaves the epoch.
-        """
-        if not 0 <= start <= stop <= self._length:
-            raise IndexError(
-                f"Positions {start} to {stop} leave an epoch of {self._length} samples: "
-                "give 0 <= start <= stop <= length."
-            )
-        columns = []
-        for number, begin, end in self._parts:
-            low, high = max(start, 0), min(stop, end - begin)
-            if low < high:
-                order: EpochOrder = self._stream.epoch(number)
-                columns.append(order.samples(begin + low, begin + high))
-            start, stop = start - (end - begin), stop - (end - begin)
-        if not columns:
-            return np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        shards, indices, passes = zip(*columns, strict=True)
-        return np.concatenate(shards), np.concatenate(indices), np.concatenate(passes)
-
-    def runs(self) -> None:
-        """Returns None: parts of passes are not runs that a native reader could follow."""
-        return
+    def __str__(self) -> str:
+        return f"RepeatedPlan({self.repetitions:g} times)\n  {self.passes}"

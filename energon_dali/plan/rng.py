@@ -19,6 +19,7 @@ WINDOW = 3
 SAMPLE = 4
 BLEND = 7
 INTERLEAVE = 8
+DEAL = 9
 BUFFER = 20
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -26,7 +27,6 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
 _WORDS_PER_COUNTER = 4
-_FEW_SEEDS = 16
 
 
 def _finish(value: int) -> int:
@@ -58,23 +58,17 @@ def _finish_array(value: Uint64Array) -> Uint64Array:
     return value
 
 
-def mix_on(state: int, first: int, second: int) -> int:
-    """Returns `mix(*values, first, second)`, where `state` is `mix(*values)`, so that common values are mixed once."""
-    state = _finish(((state + _GOLDEN) & _MASK) ^ _finish((first + _GOLDEN) & _MASK))
-    return _finish(((state + _GOLDEN) & _MASK) ^ _finish((second + _GOLDEN) & _MASK))
-
-
-def mix_arrays(*values: int | Int64Array | Uint64Array, state: int = 0) -> Uint64Array:
+def mix_arrays(*values: int | Int64Array | Uint64Array, state: int | Uint64Array = 0) -> Uint64Array:
     """Returns `mix` of each row of numbers.
 
     Args:
         *values: Integers or integer arrays [n]; they broadcast against each other.
-        state: `mix` of the numbers that precede them.
+        state: `mix` of the numbers that precede them; uint64[n] if they differ.
 
     Returns:
         uint64[n], equal to `mix` of the same numbers; uint64[1] if only numbers were given.
     """
-    mixed: Uint64Array = np.array([state], np.uint64)
+    mixed: Uint64Array = np.array([state], np.uint64) if isinstance(state, int) else state
     golden = np.uint64(_GOLDEN)
     for value in values:
         # One-element arrays instead of scalars, because array arithmetic wraps around without a warning.
@@ -162,22 +156,27 @@ def sample_seed(seed: int, source: int, epoch: int, index: int) -> int:
     return mix(SAMPLE, seed, source, epoch, index) >> 1
 
 
-def sample_seeds(seed: int, source: int, epochs: Int64Array, indices: Int64Array) -> Int64Array:
-    """Returns `sample_seed` of many samples at once.
+def sample_seed_state(seed: int, source: int) -> int:
+    """Returns what the seeds of all samples of a source have in common, for `sample_seeds`.
 
     Args:
         seed: Seed of the job.
         source: Number of the source in the tree.
+    """
+    return mix(SAMPLE, seed, source)
+
+
+def sample_seeds(states: Uint64Array, epochs: Int64Array, indices: Int64Array) -> Int64Array:
+    """Returns `sample_seed` of many samples at once.
+
+    Args:
+        states: uint64[n] or uint64[1]: `sample_seed_state` of their sources.
         epochs: int64[n], numbers of passes.
         indices: int64[n], numbers of the samples.
 
     Returns:
         int64[n], not negative.
     """
-    state = mix(SAMPLE, seed, source)
-    if len(epochs) < _FEW_SEEDS:  # small sources of a blend: arrays would cost more than they save
-        rows = zip(epochs.tolist(), indices.tolist(), strict=True)
-        return np.array([mix_on(state, epoch, index) >> 1 for epoch, index in rows], np.int64)
-    seeds = mix_arrays(epochs, indices, state=state)
+    seeds = mix_arrays(epochs, indices, state=states)
     seeds >>= np.uint64(1)
     return seeds.view(np.int64)

@@ -214,6 +214,11 @@ class JsonlReader:
             raise found
         return found
 
+    @property
+    def shard_starts(self) -> npt.NDArray[np.int64]:
+        """int64[1]: 0, the number of the first sample."""
+        return np.zeros(1, np.int64)
+
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the index of a sample in the file."""
         return sample_index

@@ -11,7 +11,10 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StoreUnavailableError
+from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
@@ -131,6 +134,11 @@ class ShardReader:
             if index.is_scattered or self._samples_read >= _PAGES_KEPT_FOR_NEAR:
                 self._samples_read = 0
                 index.release_pages()
+
+    @property
+    def shard_starts(self) -> Int64Array:
+        """int64[number of shards]: the number in the dataset of the first sample of each shard."""
+        return np.array(self._starts[:-1], np.int64)
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the index of a sample in the whole dataset, with shards in the order of the index."""

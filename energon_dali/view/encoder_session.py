@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_dali.build.mixture import open_sources
+from energon_dali.build.mixture import LoadedSource, dataset_of, open_sources
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.pipeline import build_stages
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.mixing.source_mixture import with_source
-from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.loader.savable_loader import get_savable_loader
 from energon_dali.metadataset.join.reader import JoinedReader
-from energon_dali.plan import OrderSpec, Slices
+from energon_dali.plan import Slices
 from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.task_encoder import TaskEncoder, overridden
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
@@ -126,10 +124,8 @@ def load_encoder(name: str) -> TaskEncoder[Any, Any, Any, Any]:
 class _Loaded(NamedTuple):
     """A dataset of the options' path."""
 
-    dataset: SavableDataset[Any]
-    """Yields loaded samples."""
-    source: SourceDataset
-    """Its source."""
+    loaded: LoadedSource
+    """The open dataset."""
     column: int | None
     """Which of the datasets that are joined it is; None without a join."""
 
@@ -161,7 +157,8 @@ class EncoderSession:
         """
         view = EncodedView()
         with self._failures(view):
-            dataset, source, column = self._loaded(path, split_part)
+            found = self._loaded(path, split_part)
+            source, column = found.loaded.source, found.column
             if column is not None:
                 assert isinstance(source.reader, JoinedReader), "it has columns"
                 row = find_row(source.reader, column, index)
@@ -171,8 +168,9 @@ class EncoderSession:
                 index = row
             shard, inside = source.reader.locate(index)
             one = Slices(np.array([shard]), np.array([inside]), np.array([inside + 1]))
-            dataset = with_source(dataset, lambda each: _only(each, one))
-            self._take(build_stages(dataset, self._options(split_part)), view, MAX_ELEMENTS)
+            plan = replace(source.plan, base=one, shuffle=False, repeat=False, num_streams=1, range_offset=0)
+            options = self._options(split_part)
+            self._take(build_stages(dataset_of(plan, [found.loaded], options), options), view, MAX_ELEMENTS)
             if not view.elements and not self._errors:
                 view.note = "The encoder skips this sample."
         return view
@@ -220,12 +218,13 @@ class EncoderSession:
         """Returns one of the datasets of the options' path."""
         if (path, split_part) not in self._trees:
             _, opened = open_sources(self.options.path, self._options(split_part))
-            for dataset, source in opened:
+            for loaded in opened:
+                source = loaded.source
                 if isinstance(source.reader, JoinedReader):
                     for column, reader in enumerate(source.reader.readers):
-                        self._trees.setdefault((reader.folder.path, split_part), _Loaded(dataset, source, column))
+                        self._trees.setdefault((reader.folder.path, split_part), _Loaded(loaded, column))
                 else:
-                    self._trees.setdefault((source.name, split_part), _Loaded(dataset, source, None))
+                    self._trees.setdefault((source.name, split_part), _Loaded(loaded, None))
         if (path, split_part) not in self._trees:
             known = sorted(name for name, part in self._trees if part == split_part)
             raise DatasetError(f"The split part {split_part!r} does not read {path}, only {', '.join(known)}.")
@@ -262,15 +261,6 @@ class EncoderSession:
             view.trace = "" if is_ours else "".join(traceback.format_exception(first))
             if view.elements:
                 view.note = f"{len(self._errors):,} samples failed before it; the first of them is shown."
-
-
-def _only(source: SourceDataset, slices: Slices) -> SourceDataset:
-    """Returns a source of a few samples, in file order."""
-    twin = copy.copy(source)
-    spec = source.order.spec if not isinstance(source.order, OrderSpec) else source.order
-    twin.order = replace(spec, base=slices, shuffle=False, num_streams=1, range_offset=0)
-    twin.repeat = False
-    return twin
 
 
 def find_row(reader: JoinedReader, column: int, index: int) -> int | None:

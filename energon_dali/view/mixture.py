@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon_dali.build.mixture import blend_sources, open_sources
+from energon_dali.build.mixture import blended_plan, open_sources
 from energon_dali.build.options import DatasetOptions
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
-from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
 from energon_dali.errors import ConfigError
-from energon_dali.plan import Interleave, blend_draws
+from energon_dali.plan import BlendPlan, EpochizedBlendPlan
 from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.slices import Int32Array
 from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
@@ -99,20 +98,22 @@ def drawn_mixture(
     trust = {"trust_dataset_code": True} if trust_dataset_code else {}
     options = DatasetOptions.of_call(encoder, config, trust, split_part=split_part, training=True, repeat=True)
     blend, opened = open_sources(path, options)
-    mixture = blend_sources(blend, [dataset for dataset, _ in opened], repeat=True)
-    sizes = [source.order.base.num_samples for _, source in opened]
+    sources = [one.source for one in opened]
+    sizes = [source.num_samples for source in sources]
+    plan = blended_plan(blend, sources, options)
     per_stream = -(-num_draws // num_streams)
-    if isinstance(mixture, BlendSourceDataset):
-        weights = np.asarray(mixture.weights, np.float64)
+    if isinstance(plan, BlendPlan):
+        weights = np.asarray(plan.weights, np.float64)
         wanted = weights / weights.sum()
-        streams = [blend_draws(mixture.weights, mixture.seed, stream, 0, per_stream) for stream in config.streams]
-    elif isinstance(mixture, EpochizedBlendDataset):
-        lengths = np.array([mixture.lengths(stream, 0) for stream in config.streams], np.float64)  # [streams, datasets]
+    elif isinstance(plan, EpochizedBlendPlan):
+        lengths = np.array([plan.lengths(0, stream) for stream in config.streams], np.float64)  # [streams, datasets]
         wanted = lengths.sum(0) / max(1.0, lengths.sum())
-        streams = [_first_of_epoch(mixture, stream, per_stream) for stream in config.streams]
     else:
         wanted = np.ones(1)
-        streams = [np.zeros(per_stream, np.int64) for _ in config.streams]
+    streams = []
+    for stream in config.streams:
+        most = sum(plan.lengths(0, stream)) if isinstance(plan, EpochizedBlendPlan) else per_stream
+        streams.append(plan.rows(0, min(per_stream, most), stream).sources)
     counts = np.array([_count_windows(draws, len(opened)) for draws in streams]).sum(0)  # [windows, datasets]
     draws, total = counts.sum(0), int(counts.sum())
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
@@ -138,17 +139,6 @@ def _as_it_is(sample: Any, **stores: Any) -> Any:
     return sample
 
 
-def _first_of_epoch(mixture: EpochizedBlendDataset, stream: int, count: int) -> Int64Array:
-    """Returns int64[at most count]: which dataset each of the first draws of a stream's first epoch takes."""
-    interleave = Interleave(mixture.lengths(stream, 0), mixture.seed, stream, 0)
-    found: list[Int64Array] = [np.zeros(0, np.int64)]
-    for window in range(interleave.windows):
-        if sum(map(len, found)) >= count:
-            break
-        found.append(interleave.draws(window))
-    return np.concatenate(found)[:count]
-
-
-def _count_windows(draws: Int64Array, num_datasets: int) -> Int64Array:
+def _count_windows(draws: Int32Array, num_datasets: int) -> Int64Array:
     """Returns int64[WINDOWS, num_datasets]: how often each dataset is drawn in consecutive parts of the draws."""
     return np.array([np.bincount(part, minlength=num_datasets) for part in np.array_split(draws, WINDOWS)])

@@ -40,7 +40,7 @@ def numbers_after(states: list[Any], count: int) -> list[int]:
     streams: dict[int, list[int]] = {}
     for rank, state in enumerate(states):
         restored = RankIterator(dataset(rank, len(states)))
-        restored.load_state_dict(rank_state(state, dataset(rank, len(states)))[0])
+        restored.load_state_dict(rank_state(state, dataset(rank, len(states))))
         own = dataset(rank, len(states)).worker_config.streams
         for element in islice(restored, count * len(own)):
             streams.setdefault(element["number"] % STREAMS, []).append(element["number"])

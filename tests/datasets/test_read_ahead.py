@@ -6,16 +6,17 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
-from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import DatasetError, ShardError
+from energon_dali.plan import Slices
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.read_ahead import PlannedReads
 from energon_dali.shards.storage import store
@@ -23,7 +24,7 @@ from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.datasets.oracle import check_resume, config
-from tests.datasets.test_source_mixtures import make_source
+from tests.datasets.test_source_mixtures import blend, dataset_of, epochized, make_source
 from tests.shards.tars import captions
 
 
@@ -45,13 +46,15 @@ def always_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def source(folder: WebdatasetFolder, streams: int, number: int = 1, *, repeat: bool = True, window: int = 5) -> Any:
+def source(folder: WebdatasetFolder, streams: int, number: int = 1, *, repeat: bool = True, window: int = 5) -> Source:
     made = make_source(number, 1, config(streams), repeat=repeat, shuffle_buffer_size=window)
-    made.reader = ShardReader(folder)
     made.load.field_map = {"text": "txt"}
-    base = type(made.order.base).whole_shards(folder.shard_counts)
-    made.order = type(made.order)(**{**made.order.__getstate__(), "base": base})
-    return made
+    base = Slices.whole_shards(folder.shard_counts)
+    return replace(made, plan=replace(made.plan, base=base), reader=ShardReader(folder))
+
+
+def alone(source: Source) -> SavableDataset[Any]:
+    return dataset_of(source.plan, [source])
 
 
 def texts(dataset: SavableDataset[Any], stream: int, count: int) -> list[str]:
@@ -70,11 +73,11 @@ def texts(dataset: SavableDataset[Any], stream: int, count: int) -> list[str]:
 
 def compositions(folder: WebdatasetFolder, streams: int) -> dict[str, SavableDataset[Any]]:
     return {
-        "source": source(folder, streams),
-        "validation": source(folder, streams, repeat=False, window=1),
-        "wide": source(folder, streams, window=1000),
-        "blend": BlendSourceDataset([source(folder, streams, n) for n in (1, 2, 3)], [3, 1, 2]),
-        "epochized": EpochizedBlendDataset([source(folder, streams, n) for n in (1, 2)], [1, 2], repeat=True),
+        "source": alone(source(folder, streams)),
+        "validation": alone(source(folder, streams, repeat=False, window=1)),
+        "wide": alone(source(folder, streams, window=1000)),
+        "blend": blend([source(folder, streams, n) for n in (1, 2, 3)], [3, 1, 2]),
+        "epochized": epochized([source(folder, streams, n, repeat=False) for n in (1, 2)], [1, 2], repeat=True),
     }
 
 

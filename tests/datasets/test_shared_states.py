@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
 from energon_dali.datasets.stream import Rest, Snapshot, StreamContext, plain
 from energon_dali.errors import StateError
 from energon_dali.loader.processes.state_transfer import StateReceiver, StateSender
@@ -92,37 +91,6 @@ def test_the_states_of_a_round_of_packs_share_what_the_buffer_holds() -> None:
         assert plain(receiver.take(sent)) == plain(state)
     assert len(shared) <= 3
     assert together < alone / 2
-
-
-def test_a_blend_of_many_sends_the_states_of_those_that_moved() -> None:
-    members = [Counting(1000, config(), repeat=True) for _ in range(400)]
-    iterator = BlendSourceDataset(members, [1.0] * 400).open(StreamContext(0))
-    sender, receiver = StateSender(), StateReceiver()
-    sizes = []
-    for _ in islice(iterator, 200):
-        state = iterator.state_dict()
-        sent = sender.send((state, None))
-        sizes.append((len(sent[0]), sum(map(len, sent[1].values()))))
-        received, _ = receiver.take(sent)
-    assert plain(received) == plain(state)
-    assert len(json.dumps(plain(state))) > 3500
-    assert max(references for references, _ in sizes) < 500  # 25 rows
-    assert max(rows for _, rows in sizes[1:]) < 500  # one row of 16 moved
-    restored = BlendSourceDataset(members, [1.0] * 400).open(StreamContext(0))
-    restored.load_state_dict(json.loads(json.dumps(plain(received))))
-    assert plain(restored.state_dict()) == plain(state)
-    assert list(islice(restored, 50)) == list(islice(iterator, 50))
-
-
-def test_the_states_of_a_blend_in_a_blend_become_plain() -> None:
-    members = [Counting(100, config(), repeat=True) for _ in range(600)]
-    inner = BlendSourceDataset(members[:300], [1.0] * 300)
-    iterator = BlendSourceDataset([inner, *members[300:]], [300.0] + [1.0] * 300).open(StreamContext(0))
-    sender, receiver = StateSender(), StateReceiver()
-    for _ in islice(iterator, 30):
-        state = iterator.state_dict()
-        received = receiver.take(sender.send(state))
-        assert json.loads(json.dumps(plain(received))) == plain(state)
 
 
 def test_the_config_of_a_tree_is_packed_once_for_all_states_of_a_loader() -> None:

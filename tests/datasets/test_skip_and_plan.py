@@ -23,7 +23,7 @@ from energon_dali import (
     get_val_dataset,
 )
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.planned import in_turn, unknown_to_plan
+from energon_dali.datasets.planned import in_turn, plan_obstacles
 from energon_dali.datasets.stream import StreamContext, StreamIterator, plain
 from tests.loader.dataset_folder import prepare, write_shards
 
@@ -112,10 +112,7 @@ def state_of(iterator: StreamIterator[Any]) -> Any:
 
 def planned_keys(iterator: StreamIterator[Any], count: int) -> list[Any]:
     plan = iterator.plan(count)
-    samples = [
-        plan.sources[source].reader.name(shard, sample)[1]
-        for source, shard, sample in zip(plan.source.tolist(), plan.shard.tolist(), plan.sample.tolist(), strict=True)
-    ]
+    samples = [plan.sources[source].reader.name(shard, sample)[1] for source, shard, sample, _ in plan.rows.as_tuples()]
     return [samples[start:stop] for start, stop in pairwise(plan.starts.tolist())]
 
 
@@ -158,10 +155,10 @@ def test_skipping_and_planning_move_as_taking_does(folder: Path, name: str) -> N
 def test_a_million_samples_are_skipped_at_once(folder: Path) -> None:
     tree = get_train_dataset(str(folder / "a"), worker_config=job(), batch_size=None)
     iterator = tree.open(StreamContext(1))
-    assert iterator.skip(10**15) == 10**15
+    assert iterator.skip(10**14) == 10**14
     before = state_of(iterator)
     again = tree.open(StreamContext(1))
-    assert again.skip(10**15 - 100) + len(take(again, 100)) == 10**15
+    assert again.skip(10**14 - 100) + len(take(again, 100)) == 10**14
     assert state_of(again) == before
 
 
@@ -180,7 +177,7 @@ def test_what_decides_at_run_time_is_run_and_cannot_be_planned(folder: Path) -> 
 
 def test_what_a_plan_cannot_know_is_named(folder: Path) -> None:
     def unknown(encoder: Any) -> list[str]:
-        return unknown_to_plan(
+        return plan_obstacles(
             EpochizeDataset(
                 get_train_dataset(str(folder / "a"), worker_config=job(), batch_size=2, task_encoder=encoder), 5
             )

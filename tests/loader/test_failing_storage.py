@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,7 @@ from energon_dali import (
 )
 from energon_dali.cli.media_options import check_image
 from energon_dali.loader import deferred_close
-from energon_dali.shards import prepare_dataset
+from energon_dali.shards import ShardReader, prepare_dataset
 from energon_dali.shards.storage import retry, store
 from tests.loader.dataset_folder import captioning_dataset
 from tests.quiet import quiet
@@ -174,7 +175,16 @@ def test_errors_that_pass_cost_no_sample_and_are_counted(folder: Path, tmp_path:
     assert f"retries of {next(iter(retries))}" in str(loader.stats())
 
 
-def test_a_shard_that_fails_for_good_costs_its_samples_alone(folder: Path) -> None:
+def test_a_shard_that_fails_for_good_costs_its_samples_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: Counter[int] = Counter()
+    read = ShardReader.read
+
+    def counted(self: ShardReader, shards: Any, samples: Any) -> Any:
+        wanted.update(shards)
+        return read(self, shards, samples)
+
+    monkeypatch.setattr(ShardReader, "read", counted)
+
     def fails(path: str, fd: int) -> OSError | None:
         return OSError(errno.EIO, "bad disk") if path.endswith("shard_001.tar") else None
 
@@ -186,7 +196,7 @@ def test_a_shard_that_fails_for_good_costs_its_samples_alone(folder: Path) -> No
     assert found == {f"k{number:04d}" for number in range(COUNT)} - lost
     assert {failure["key"] for failure in failures} == lost
     assert {failure["shard"] for failure in failures} == {"shard_001.tar"}
-    assert calls["shard_001.tar"] <= len(failures) + 2
+    assert calls["shard_001.tar"] <= wanted[1] + 2
 
 
 def test_dalis_own_reader_goes_on_after_an_error(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from energon_dali import (
     get_val_datasets,
 )
 from energon_dali.errors import ConfigError, DatasetError
-from energon_dali.loader.loader_state import make_state
 from energon_dali.shards import prepare_dataset
 from tests.shards.tars import write_tar
 
@@ -138,31 +137,7 @@ def taken(loader: Any, count: int) -> list[str]:
     return [next(batches).__key__[0] for _ in range(count)]
 
 
-@pytest.mark.parametrize("count", [0, 3, 8])
-@pytest.mark.parametrize("several_datasets", [False, True], ids=["one", "several"])
-def test_states_of_earlier_releases_go_on_as_they_would_have(
-    tmp_path: Path, several_datasets: bool, count: int
-) -> None:
-    path = several(tmp_path, 3, 10) if several_datasets else texts(tmp_path / "a", 24)
-    layout = {"rank": 0, "world_size": 2, "num_streams": 16}
-    earlier = get_savable_loader(validation(path, **layout))
-    earlier._tree = earlier._tree.with_old_ranges()
-    batches = iter(earlier)
-    before = [next(batches).__key__[0] for _ in range(count)]
-    state = json.loads(json.dumps(earlier.save_state_rank()))
-    rest = [batch.__key__[0] for batch in batches] + [batch.__key__[0] for batch in earlier]
-    assert "shares" not in str(make_state({"given": 0, "streams": {}}, earlier._tree)["config"])
-    later = get_savable_loader(validation(path, **layout))
-    later.restore_state_rank(state)
-    assert [batch.__key__[0] for batch in later] + [batch.__key__[0] for batch in later] == rest
-    assert later.save_state_rank()["config"] == state["config"], "it stays one of its kind"
-    assert before + rest != [batch.__key__[0] for batch in get_loader(validation(path, **layout))] * 2
-    own = validation(path, **layout)
-    own.load_state_dict({"given": state["given"]["0"], "streams": state["streams"]})
-    assert [batch.__key__[0] for batch in own] + [batch.__key__[0] for batch in own] == rest
-
-
-def test_states_of_today_go_on(tmp_path: Path) -> None:
+def test_states_go_on_at_every_batch(tmp_path: Path) -> None:
     path = several(tmp_path, 3, 10)
     layout = {"rank": 1, "world_size": 2, "num_streams": 16}
     straight = [batch.__key__[0] for batch in get_loader(validation(path, **layout))]

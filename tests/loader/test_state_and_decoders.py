@@ -192,56 +192,6 @@ def packed(config: Any) -> str:
     return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True).encode())).decode()
 
 
-def in_the_form_of_0_1(state: Any, level: tuple[str, ...]) -> Any:
-    """Returns a state as 0.1.0 wrote it: no count of batches, a level for the decode stage, that stage in the config.
-
-    Args:
-        state: Of a loader.
-        level: Names from the state of a stream to that of the part below the decode stage.
-    """
-
-    def with_level(inner: Any, names: tuple[str, ...]) -> Any:
-        return {**inner, names[0]: with_level(inner[names[0]], names[1:])} if names else {"inner": inner}
-
-    def with_stage(config: Any, depth: int) -> Any:
-        if depth:
-            return {**config, "inner": with_stage(config["inner"], depth - 1)}
-        return {"type": "DecodeDataset", "inner": {"type": "HandOverDataset", "inner": config}}
-
-    config = json.loads(zlib.decompress(base64.b85decode(state["config"])))
-    streams = {
-        number: {**stream, "state": with_level(stream["state"]["inner"], level)}
-        for number, stream in state["streams"].items()
-    }
-    return {**state, "config": packed(with_stage(config, len(level))), "streams": streams}
-
-
-@pytest.mark.parametrize(("saver", "level"), [("pil", ()), ("dali", ("inner", "inner"))])
-def test_states_of_0_1_continue_under_every_decoder(saver: str, level: tuple[str, ...], folder: Path) -> None:
-    build = COMPOSITIONS["batches"]
-    places = (0, 5)
-    states, batches = saved(build, folder, DECODERS[saver], places, 12)
-    for place, state in zip(places, states, strict=True):
-        before = in_the_form_of_0_1(state, level)
-        assert before != state
-        for decoder in DECODERS.values():
-            with get_savable_loader(build(folder, decoder, 0)) as loader:
-                loader.restore_state_rank(before)
-                assert take(loader, 12 - place) == batches[place:]
-
-
-@pytest.mark.parametrize("name", ["batches", "packs"])
-def test_states_of_0_1_from_before_the_first_batch_begin_at_the_beginning(name: str, folder: Path) -> None:
-    build = COMPOSITIONS[name]
-    (state,), batches = saved(build, folder, DECODERS["dali"], (0,), 8)
-    for stream in state["streams"].values():
-        stream["state"] = {"inner": None}
-    for decoder in DECODERS.values():
-        with get_savable_loader(build(folder, decoder, 0)) as loader:
-            loader.restore_state_rank(state)
-            assert take(loader, 8) == batches
-
-
 class OnDali(Encoding):
     """The same hooks with another decoder, in a separate class."""
 
@@ -263,23 +213,6 @@ def test_a_state_knows_the_hooks_and_not_the_class_that_inherits_them(folder: Pa
         pytest.raises(StateError, match=r"Encoding\.batch', is 'OtherHook\.batch'"),
     ):
         loader.restore_state_rank(state)
-
-
-def test_a_state_of_0_1_named_the_class_of_the_encoder(folder: Path) -> None:
-    build = COMPOSITIONS["batches"]
-    (state,), batches = saved(build, folder, DECODERS["pil"], (3,), 8)
-    config = json.loads(zlib.decompress(base64.b85decode(state["config"])))
-    config["batcher"] = {"encoder": "Encoding", "hooks": ["batch"]}
-    config["inner"]["map_fn"] = {"encoder": "Encoding", "hooks": ["encode_sample"]}
-    with get_savable_loader(train(folder, OnDali(DECODERS["dali"]))) as loader:
-        loader.restore_state_rank({**state, "config": packed(config)})
-        assert take(loader, 5) == batches[3:]
-    config["batcher"]["hooks"] = ["encode_batch"]
-    with (
-        get_savable_loader(train(folder, OnDali(DECODERS["dali"]))) as loader,
-        pytest.raises(StateError, match=r"batcher\.hooks"),
-    ):
-        loader.restore_state_rank({**state, "config": packed(config)})
 
 
 def states_of_packs(folder: Path, decoder: str, workers: int = 0, **options: Any) -> list[Any]:

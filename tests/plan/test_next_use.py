@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from energon_dali.plan import OrderSpec, RepeatedOrder, Slices
+from energon_dali.plan import RepeatedPlan, Slices, SourcePlan
 from energon_dali.plan.next_use import NEVER, PlannedUses, UseTable, block_ids, planned_uses
 from energon_dali.plan.rng import Int64Array
 
@@ -23,25 +23,19 @@ def blocks_of(shard: int, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
 @pytest.mark.parametrize("window", [1, 10, 1000])
 @pytest.mark.parametrize("repetitions", [None, 2.5])
 def test_uses_are_those_of_the_plan(window: int, repetitions: float | None) -> None:
-    spec = OrderSpec(Slices.whole_shards([40, 25, 33]), 2, 5, max_samples_per_sequence=9, shuffle_buffer_size=window)
-    order = spec.stream(1) if repetitions is None else RepeatedOrder(spec, repetitions).stream(1)
+    source = SourcePlan(Slices.whole_shards([40, 25, 33]), 2, 5, max_samples_per_sequence=9, shuffle_buffer_size=window)
+    plan = source if repetitions is None else RepeatedPlan(source, repetitions)
+    origin = plan.epoch_start(3, 1)
     expected = []
-    origin = 0
-    for epoch in range(3):
-        found = order.epoch(epoch)
-        shards, samples, _ = found.samples(0, len(found))
-        for position, (shard, sample) in enumerate(zip(shards.tolist(), samples.tolist(), strict=True)):
-            expected.append((origin + position, shard, sample // SAMPLES_PER_BLOCK))
-            if sample % 7 == 0:
-                expected.append((origin + position, shard, sample // SAMPLES_PER_BLOCK + 1))
-        origin += len(found)
+    for position, (_, shard, sample, _) in enumerate(plan.rows(0, origin, 1).as_tuples()):
+        expected.append((position, shard, sample // SAMPLES_PER_BLOCK))
+        if sample % 7 == 0:
+            expected.append((position, shard, sample // SAMPLES_PER_BLOCK + 1))
     pieces = []
-    origin = 0
-    for epoch in range(3):
-        found = order.epoch(epoch)
-        for start in range(0, len(found), 11):
-            pieces.append(planned_uses(found, start, min(len(found), start + 11), blocks_of, origin))
-        origin += len(found)
+    for start in range(0, origin, 11):
+        stop = min(origin, start + 11)
+        rows = plan.rows(start, stop, 1)
+        pieces.append(planned_uses(rows.shards, rows.indices, np.arange(start, stop), blocks_of))
     uses = PlannedUses.joined(pieces)
     assert sorted(zip(uses.positions.tolist(), uses.shards.tolist(), uses.blocks.tolist(), strict=True)) == sorted(
         expected

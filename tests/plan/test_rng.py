@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_dali.plan import mix, mix_arrays, permutation, raw_words, sample_seed, sample_seeds, uniform
+from energon_dali.plan import (
+    mix,
+    mix_arrays,
+    permutation,
+    raw_words,
+    sample_seed,
+    sample_seed_state,
+    sample_seeds,
+    uniform,
+)
 
 
 def test_philox_is_the_published_one() -> None:
@@ -95,5 +104,9 @@ def test_every_argument_changes_the_seed() -> None:
 
 def test_many_seeds_at_once_equal_single_seeds() -> None:
     epochs, indices = np.array([0, 5, 5]), np.array([9, 0, 10**12])
-    expected = [sample_seed(7, 1, e, i) for e, i in zip(epochs.tolist(), indices.tolist(), strict=True)]
-    assert sample_seeds(7, 1, epochs, indices).tolist() == expected
+    rows = list(zip(epochs.tolist(), indices.tolist(), strict=True))
+    one = np.array([sample_seed_state(7, 1)], np.uint64)
+    assert sample_seeds(one, epochs, indices).tolist() == [sample_seed(7, 1, e, i) for e, i in rows]
+    several = np.array([sample_seed_state(7, source) for source in (1, 2, 1)], np.uint64)
+    expected = [sample_seed(7, source, e, i) for source, (e, i) in zip((1, 2, 1), rows, strict=True)]
+    assert sample_seeds(several, epochs, indices).tolist() == expected

@@ -209,7 +209,7 @@ class Planner:
         for row in range(first, min(len(uses), first + _LOOKED_AT)):
             shard, block = int(uses.shards[row]), int(uses.blocks[row])
             cursor = int(uses.positions[row])
-            path = follower.layout.path(shard)
+            path = follower.path(shard)
             key = path.url.encode("utf-8", "surrogateescape"), block
             if key in self._filling:
                 continue
@@ -229,10 +229,10 @@ class Planner:
         self._cursors[follower] = cursor
 
     def _reader(self, follower: PlanFollower, shard: int) -> CachedReader:
-        path = follower.layout.path(shard)
+        path = follower.path(shard)
         reader = self._readers.get(path.url)
         if reader is None:
-            size = follower.context.copy().run(follower.layout.size, shard)
+            size = follower.context.copy().run(follower.size, shard)
             reader = self._readers[path.url] = CachedReader(self._cache, path, size)
             while len(self._readers) > _OPEN_SHARDS:
                 self._readers.pop(next(iter(self._readers)))

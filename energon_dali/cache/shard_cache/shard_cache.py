@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -26,7 +27,7 @@ from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
 from energon_dali.shards.storage import StoragePath
 
 if TYPE_CHECKING:
-    from energon_dali.plan import OrderSpec, RepeatedOrder
+    from energon_dali.plan.plan import RowSource
     from energon_dali.shards.reader import ShardReader
     from energon_dali.shards.storage.path import RangeReader
 
@@ -125,29 +126,32 @@ class ShardCache:
             return path.open(size)
         return CachedReader(self._node(), path, size)
 
-    def follow(
-        self, order: OrderSpec | RepeatedOrder, stream: int, reader: ShardReader, epoch: int, position: int
-    ) -> PlanFollower | None:
+    def follow(self, plan: RowSource, stream: int, readers: Mapping[int, ShardReader], row: int) -> PlanFollower | None:
         """Starts to follow a stream, so that the cache knows what it needs next.
 
         Args:
-            order: The order of its dataset.
+            plan: Which rows it reads.
             stream: Its number.
-            reader: What reads the samples.
-            epoch: Where it is.
-            position: Where it is in this epoch.
+            readers: By source, what reads its samples.
+            row: Where it is.
 
         Returns:
             An object that is told where the stream is. The stream is followed until this object is closed or collected.
             None if its shards are not cached.
         """
-        if reader.folder.root.is_local and not self.cache_local:
+        cached = {
+            source: reader for source, reader in readers.items() if self.cache_local or not reader.folder.root.is_local
+        }
+        if not cached:
             return None
         node = self._node()
         if not node.is_usable:
             return None
-        layout = ShardLayout(reader.folder, reader.part_filter, node.block_bytes)
-        follower = PlanFollower(order, stream, layout, epoch, position, FEWEST_USES, node.planner.remove)
+        layouts = {
+            source: ShardLayout(reader.folder, reader.part_filter, node.block_bytes)
+            for source, reader in cached.items()
+        }
+        follower = PlanFollower(plan, stream, layouts, row, FEWEST_USES, node.planner.remove)
         node.planner.add(follower)
         return follower
 

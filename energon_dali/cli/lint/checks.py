@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.decode.media_check import check_media
@@ -91,7 +91,7 @@ def _compare(index: str, known: ShardExtents, scan: ShardScan) -> Iterator[Flaw]
             return
 
 
-def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator[Flaw]:
+def check_samples(source: Source, shard: int, numbers: range) -> Iterator[Flaw]:
     """Yields the samples that cannot be read, built or decoded.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from energon_dali.build.datasets import get_val_datasets
 from energon_dali.cli.lint.checks import Flaw, check_index, check_samples
 from energon_dali.cli.single_file import is_jsonl, is_metadataset
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.decode import SampleDecoder
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.loader import load_dataset
@@ -81,7 +81,7 @@ def run_share(job: LintJob, share: int) -> list[Report]:
         reports.append(report)
     for part, source in opened:
         report = Report(f"{source.name}, {part}")
-        ranges, looked_at = source.order.base, 0
+        ranges, looked_at = source.plan.base, 0
         for number in range(share, len(ranges), job.shares):
             numbers = range(int(ranges.start[number]), int(ranges.stop[number]))
             looked_at += len(numbers)
@@ -91,7 +91,7 @@ def run_share(job: LintJob, share: int) -> list[Report]:
     return reports
 
 
-def _sources(job: LintJob, part: str) -> list[SourceDataset]:
+def _sources(job: LintJob, part: str) -> list[Source]:
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.cookers = (Cooker(_as_it_is),)
     if job.decoder == "dali":
@@ -111,7 +111,7 @@ def _as_it_is(sample: Any, **stores: Any) -> Any:
     return sample
 
 
-def _folders(sources: list[SourceDataset]) -> Iterator[WebdatasetFolder]:
+def _folders(sources: list[Source]) -> Iterator[WebdatasetFolder]:
     """Yields each folder of tar shards that the sources read from, once."""
     seen = set()
     for source in sources:

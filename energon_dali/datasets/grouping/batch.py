@@ -197,7 +197,7 @@ class BatchDataset(GroupingDataset):
         self.batcher_config = batcher_config
         self.drop_last = drop_last
 
-    def unknown_to_plan(self) -> str | None:
+    def plan_obstacle(self) -> str | None:
         """Returns None for the batch functions of this package, which make one batch of each list."""
         function = getattr(self.hook, "__func__", self.hook)
         if inspect.isgeneratorfunction(function):
@@ -305,7 +305,7 @@ class BatchCountDataset(WrapperDataset[Any]):
 
     shown_in_config = False
 
-    def unknown_to_plan(self) -> None:
+    def plan_obstacle(self) -> None:
         """Returns None: elements pass."""
 
     def describe(self) -> str:

@@ -1,20 +1,15 @@
-"""Yields the elements of several datasets, one dataset after the other: of finished datasets, or of sources."""
+"""Yields the elements of several datasets, one dataset after the other."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
-from energon_dali.datasets.mixing.source_mixture import SourceMixture, rotated, source_of, with_source
 from energon_dali.datasets.planned import Planned, joined
-from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
-from energon_dali.errors import ConfigError
-from energon_dali.plan import OrderSpec
 from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
@@ -41,67 +36,11 @@ class ConcatDataset(MixtureDataset):
         return _ConcatIterator(self, context)
 
 
-class ConcatSourceDataset(SourceMixture):
-    """Yields, in every stream, its part of the first source, then that of the second, and so on; then the epoch ends.
-
-    The remainders of the sources, which do not divide by the number of streams, go to the streams in turn, so that the
-    streams of a validation over many small datasets have about the same length.
-
-    Args:
-        datasets: Sources with repeat=False, or a cook stage around one.
-        names: For statistics and messages; None are the paths of the sources.
-        worker_config: Default: that of the datasets.
-
-    Raises:
-        ConfigError: A dataset does not end, or the worker configurations differ.
-    """
-
-    key_name = "ConcatDataset"
-
-    def __init__(
-        self,
-        datasets: Sequence[SavableDataset[Any]],
-        *,
-        names: Sequence[str] | None = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        offset, shared = 0, []
-        for dataset in datasets:
-            source = source_of(dataset)
-            if source is not None and source.repeat:
-                raise ConfigError(
-                    f"{source.name} repeats indefinitely, so nothing can follow it: build it with repeat=False."
-                )
-            shared.append(_with_offset(dataset, offset))
-            offset += 0 if source is None else source.order.base.num_samples
-        super().__init__(shared, names=names, worker_config=worker_config)
-
-    def open(self, context: StreamContext) -> StreamIterator[Any]:
-        return _ConcatIterator(self, context)
-
-
-def _with_offset(dataset: SavableDataset[Any], offset: int) -> SavableDataset[Any]:
-    """Returns a dataset whose source gives its remainder to the streams after those that have one already."""
-
-    def change(source: SourceDataset) -> SourceDataset:
-        if not isinstance(source.order, OrderSpec):
-            return source
-        twin = copy.copy(source)
-        twin.order = rotated(source.order, offset)
-        return twin
-
-    return with_source(dataset, change)
-
-
 class _ConcatIterator(MixtureIterator):
-    """Takes the members in turn.
+    """Takes the members in turn."""
 
-    Sources and finished datasets differ in how releases saved their states.
-    """
-
-    def __init__(self, dataset: MixtureDataset, context: StreamContext) -> None:
+    def __init__(self, dataset: ConcatDataset, context: StreamContext) -> None:
         super().__init__(dataset, context)
-        self._of_sources = isinstance(dataset, SourceMixture)
         self._current = 0
 
     def __next__(self) -> Any:
@@ -141,14 +80,9 @@ class _ConcatIterator(MixtureIterator):
         return moved
 
     def state_dict(self) -> State:
-        if self._of_sources:
-            return {"leaf": self._current, "leaves": self._state_rows()}
-        return {"current": self._current, "members": self._state_list()}
+        return {"current": self._current, "members": self._member_states()}
 
     def load_state_dict(self, state: State) -> None:
-        current = count_of(state, "leaf" if self._of_sources else "current", len(self._datasets))
-        if self._of_sources:
-            self._load_states(list_of(state, "leaves"), "leaves")
-        else:
-            self._load_state_list(list_of(state, "members"), "members")
+        current = count_of(state, "current", len(self._datasets))
+        self._load_member_states(list_of(state, "members"), "members")
         self._current = current

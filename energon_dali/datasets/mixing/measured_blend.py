@@ -9,10 +9,11 @@ from typing import Any
 
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
 from energon_dali.datasets.mixing.share_feedback import ShareFeedback
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError
+from energon_dali.plan import BlendPlan
 from energon_dali.shards.documents.state_entries import state_of
 from energon_dali.task_encoder.token_counts import count_tokens
 
@@ -26,7 +27,7 @@ class MeasuredBlendDataset(PassThroughDataset[Any]):
     draw of the blend. A sample that cannot be measured is dropped and counted.
 
     Args:
-        dataset: Encode stages around a `BlendSourceDataset`.
+        dataset: Encode stages around a `SourceDataset` whose plan is a blend.
         blend_by: "tokens" counts text and vision tokens (`count_tokens`). Or a function from an encoded sample to a
             finite number of at least 0.
 
@@ -42,14 +43,14 @@ class MeasuredBlendDataset(PassThroughDataset[Any]):
         _ = self.blend
 
     @property
-    def blend(self) -> BlendSourceDataset:
-        """The blend whose weights hold in this unit.
+    def blend(self) -> SourceDataset:
+        """Reads the blend whose weights hold in this unit.
 
         Raises:
             ConfigError: There is none.
         """
         dataset = self.dataset
-        while not isinstance(dataset, BlendSourceDataset):
+        while not (isinstance(dataset, SourceDataset) and isinstance(dataset.plan, BlendPlan)):
             if len(dataset.children) != 1:
                 raise ConfigError(
                     f"blend_by={self.blend_by!r} needs several datasets that are blended by weight, and this is "
@@ -75,7 +76,8 @@ class MeasuredBlendDataset(PassThroughDataset[Any]):
 class _MeasuredIterator(WrapperIterator[Any]):
     def __init__(self, dataset: MeasuredBlendDataset, context: StreamContext) -> None:
         blend = dataset.blend
-        self._feedback = ShareFeedback(blend.weights)
+        assert isinstance(blend.plan, BlendPlan)
+        self._feedback = ShareFeedback(blend.plan.weights)
         super().__init__(dataset.dataset.open(replace(context, feedback=self._feedback)))
         self._measure = count_tokens if isinstance(dataset.blend_by, str) else dataset.blend_by
         self._counters = [f"blend.units.{name}" for name in blend.names]

@@ -12,18 +12,10 @@ from typing_extensions import Self
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
-from energon_dali.datasets.stream import Rest, Snapshot, State, StreamContext, StreamIterator, plain, restore_stream
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, restore_stream
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.shards.documents.state_entries import count_of, damaged, list_of
+from energon_dali.shards.documents.state_entries import damaged
 from energon_dali.worker_config import WorkerConfig
-
-_ROW = 16
-_LARGE = 256
-"""Members from which on rows are sent to another process once, which takes a few microseconds per row that changed.
-With fewer it takes less to pickle all rows."""
-Row = list[State | None] | Rest
-_SOURCE_STATE = {"epoch", "position"}
-"""Entries of the state of a source."""
 
 
 class MixtureDataset(SavableDataset[Any]):
@@ -69,7 +61,7 @@ class MixtureDataset(SavableDataset[Any]):
         twin.datasets = children
         return twin
 
-    def unknown_to_plan(self) -> str | None:
+    def plan_obstacle(self) -> str | None:
         """Returns None: the members are drawn by integers, unless a subclass says otherwise."""
         return None
 
@@ -139,11 +131,10 @@ class MixtureIterator(StreamIterator[Any]):
         self._metrics = context.metrics
         self._stream = context.stream
         self._iterators: dict[int, StreamIterator[Any]] = {}
-        self._states = StateTable(len(dataset.datasets))
+        self._states: list[State | None] = [None] * len(dataset.datasets)
+        """The members' states, None for one that was not asked for yet. A change makes a new list."""
         self._moved: set[int] = set()
-        """Members that moved after their state in the table was taken."""
-        self._all_known = False
-        """Whether the table has a state of every member that did not move."""
+        """Members that moved after their state was taken."""
         self._key: Key = ()
 
     def _iterator(self, number: int) -> StreamIterator[Any]:
@@ -180,114 +171,44 @@ class MixtureIterator(StreamIterator[Any]):
     def last_key(self, element: Any) -> Key:
         return self._key
 
-    def _state_rows(self) -> list[Row]:
-        """Returns the states of the members in rows of 16; None for one that is at its beginning. It never changes."""
-        for number in self._moved:
-            self._states[number] = self._iterators[number].state_dict()
-        self._moved.clear()
-        return self._states.rows
+    def _member_states(self) -> list[State]:
+        """Returns the states of the members, also of those that are at their beginning. It never changes."""
+        stale = [number for number, state in enumerate(self._states) if state is None or number in self._moved]
+        if stale:
+            self._states = self._states.copy()
+            for number in stale:
+                self._states[number] = self._iterator(number).state_dict()
+            self._moved.clear()
+        return self._states  # type: ignore[return-value]
 
-    def _state_list(self) -> list[State | None]:
-        """Returns the states of the members, also of those that are at their beginning."""
-        if not self._all_known:
-            self._all_known = True
-            for number in range(len(self._datasets)):
-                if self._states[number] is None and number not in self._moved:
-                    self._states[number] = self._iterator(number).state_dict()
-        return [state for row in self._state_rows() for state in _states_of(row)]
-
-    def _load_states(self, rows: Any, name: str) -> None:
+    def _load_member_states(self, states: list[Any], name: str) -> None:
         """Continues the members at their states.
 
         Args:
-            rows: In rows of 16, as they were saved.
+            states: As they were saved.
             name: Of the entry of the state, for messages.
 
         Raises:
             StateError: They are not states of these members.
         """
-        self._states.load(rows, name)
+        if len(states) != len(self._datasets):
+            raise StateError(
+                f"The state is of {len(states)} datasets, and {len(self._datasets)} are mixed here. Give the same "
+                "datasets in the same order as when it was saved; to change a mixture, start a new job from the "
+                "model's checkpoint."
+            )
+        for state in states:
+            if not isinstance(state, dict):
+                raise damaged(name, state, "a list of states")
+        self._states = list(states)
         self._moved.clear()
-        self._all_known = False
-        for number in range(len(self._datasets)):
-            state = self._states[number]
-            if state is None:
-                continue
+        for number in range(len(states)):
             if number in self._iterators:
-                restore_stream(self._iterators[number], state, self._stream)
-            elif state.keys() == _SOURCE_STATE:  # checked without opening: a blend of hundreds is restored at once
-                for entry in _SOURCE_STATE:
-                    count_of(state, entry)
+                restore_stream(self._iterators[number], states[number], self._stream)
             else:
                 self._iterator(number)
-
-    def _load_state_list(self, states: list[Any], name: str) -> None:
-        """Continues the members at their states, which were saved as one list."""
-        self._load_states([states[start : start + _ROW] for start in range(0, len(states), _ROW)], name)
 
     def close(self) -> None:
         for iterator in self._iterators.values():
             iterator.close()
         self._iterators.clear()
-
-
-class StateTable:
-    """A table of states, in rows of which those that did not change are shared between the states of a mixture.
-
-    A block that crosses processes carries the state after each of its elements, and a blend of hundreds of datasets
-    changes one of them per sample. Shared rows are pickled once per block; in large tables, once for all blocks.
-
-    Args:
-        count: Number of states.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._large = count >= _LARGE
-        # ceil(n / 16) rows of 16.
-        self.rows = [self._shared([None] * min(_ROW, count - start)) for start in range(0, count, _ROW)]
-        """The states, None for one that is at its beginning, in lists, or in a large table in a Rest for each list. A
-        change makes a new list of the rows."""
-
-    def __getitem__(self, number: int) -> State | None:
-        return _states_of(self.rows[number // _ROW])[number % _ROW]
-
-    def __setitem__(self, number: int, state: State) -> None:
-        rows, index = self.rows.copy(), number // _ROW
-        row = _states_of(rows[index]).copy()
-        row[number % _ROW] = state
-        rows[index] = self._shared(row)
-        self.rows = rows
-
-    def _shared(self, row: list[State | None]) -> Row:
-        """Returns a row that no longer changes, in the form in which states share it."""
-        return Rest(Snapshot(row)) if self._large else row
-
-    def load(self, saved: Any, name: str) -> None:
-        """Takes the rows of a snapshot.
-
-        Args:
-            saved: What `rows` was, or its plain form.
-            name: Of the entry of the state that holds them, for messages.
-
-        Raises:
-            StateError: It holds another number of states, or something else.
-        """
-        rows = [list_of({name: plain(row)}, name) for row in saved]
-        number = sum(map(len, rows))
-        if number != self._count:
-            raise StateError(
-                f"The state is of {number} datasets, and {self._count} are mixed here. Give the same datasets in the "
-                "same order as when it was saved; to change a mixture, start a new job from the model's checkpoint."
-            )
-        if [len(row) for row in rows] != [len(_states_of(row)) for row in self.rows]:
-            raise damaged(name, rows, f"rows of {_ROW} states")
-        for state in (state for row in rows for state in row):
-            if state is not None and not isinstance(state, dict):
-                raise damaged(name, state, "a list of states")
-        self.rows = [self._shared(row) for row in rows]
-
-
-def _states_of(row: Row) -> list[State | None]:
-    """Returns the states of a row, which must not be changed."""
-    return row.snapshot.rows if isinstance(row, Rest) else row  # type: ignore[return-value]

@@ -35,7 +35,7 @@ class DecodeDataset(PassThroughDataset[Any]):
         self.decoder = decoder
         self.failure_tolerance = failure_tolerance
 
-    def unknown_to_plan(self) -> None:
+    def plan_obstacle(self) -> None:
         """Returns None: elements pass, if they can be decoded."""
 
     def describe(self) -> str:

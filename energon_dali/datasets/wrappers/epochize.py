@@ -37,7 +37,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
         super().__init__(dataset, worker_config=worker_config)
         self.length = check_count("length", length, "it counts the elements of each rank in an epoch")
 
-    def unknown_to_plan(self) -> None:
+    def plan_obstacle(self) -> None:
         """Returns None: elements pass, and their number tells where epochs end."""
 
     def describe(self) -> str:

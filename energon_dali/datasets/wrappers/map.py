@@ -61,7 +61,7 @@ class MapDataset(WrapperDataset[Any]):
         self.stage = stage or str(getattr(map_fn, "__name__", type(map_fn).__name__))
         self.samples_per_batch = samples_per_batch
 
-    def unknown_to_plan(self) -> str:
+    def plan_obstacle(self) -> str:
         """Returns that the function may drop elements, or make several of one."""
         if inspect.isgeneratorfunction(self.map_fn):
             return f"{self.stage} is a generator function: how many samples it makes of one is known when it runs."

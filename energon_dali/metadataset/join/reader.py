@@ -194,6 +194,11 @@ class JoinedReader:
             parts.update({f"{column}/{name}": content for name, content in raw.parts.items()} if raw else {})
         return JoinedRaw(primary.key, primary.shard, row, shard, row, parts, samples)
 
+    @property
+    def shard_starts(self) -> Int64Array:
+        """int64[shards of the primary samples]: zeros, since rows are numbered over all shards."""
+        return np.zeros(len(self._shard_starts()) - 1, np.int64)
+
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the row, which is the index of a joined sample."""
         return sample_index

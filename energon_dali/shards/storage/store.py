@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
-    from energon_dali.plan import OrderSpec, RepeatedOrder
+    from energon_dali.plan.plan import RowSource
     from energon_dali.shards.reader import ShardReader
     from energon_dali.shards.storage.path import RangeReader, StoragePath
 
@@ -181,16 +181,16 @@ class ShardOpener(Protocol):
         """
 
     def follow(
-        self, order: OrderSpec | RepeatedOrder, stream: int, reader: ShardReader, epoch: int, position: int
+        self, plan: RowSource, stream: int, readers: Mapping[int, ShardReader], row: int
     ) -> StreamFollower | None:
-        """Starts to follow what a stream reads, from a position in an epoch on; None if that is of no use."""
+        """Starts to follow what a stream reads, from a row of its plan on; None if that is of no use."""
 
 
 class StreamFollower(Protocol):
     """Is told where a stream is."""
 
-    def advance(self, epoch: int, position: int) -> None:
-        """Sets the position of the sample that is read next."""
+    def advance(self, row: int) -> None:
+        """Sets the row that is read next."""
 
     def close(self) -> None:
         """Stops following the stream."""

@@ -238,8 +238,6 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if (old := str(cfg.get("_target_"))) != (new := _current_name(old)):
-        cfg = {**{str(name): cfg[name] for name in cfg}, "_target_": new}
     config = cfg if OmegaConf.is_config(cfg) else OmegaConf.create(dict(cfg), flags={"allow_objects": True})
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
@@ -260,18 +258,6 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
             raise cause from error
         raise ConfigError(f"{place} cannot be made: {_reason(error)}") from error
     return made.func, dict(made.keywords)
-
-
-_MOVED = {
-    "energon_dali.tasks.vision.igpt.pictures.": "energon_dali.tasks.vision.igpt.",
-    "energon_dali.tasks.multimodal.captioning.pictures.": "energon_dali.tasks.multimodal.captioning.images.",
-}
-"""Modules by the names that configs and checkpoints of earlier releases have for them."""
-
-
-def _current_name(target: str) -> str:
-    """Returns the name that a target has now."""
-    return next((target.replace(old, new, 1) for old, new in _MOVED.items() if target.startswith(old)), target)
 
 
 def _reason(error: BaseException) -> str:

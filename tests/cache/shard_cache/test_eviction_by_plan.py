@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes
-from energon_dali.plan import OrderSpec, Slices
+from energon_dali.plan import Slices, SourcePlan
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.reader import ShardReader
 from tests.cache.shard_cache.shards import BLOCK, cache_of, counted, files_in
@@ -28,19 +28,6 @@ def block_dataset(folder: Path, shards: int, samples: int) -> WebdatasetFolder:
                 tar.addfile(member, io.BytesIO(bytes([number]) * member.size))
     prepare(folder, {"text": "txt"}, "TextSample")
     return WebdatasetFolder(str(folder))
-
-
-def requests_of(order: OrderSpec, streams: int, epochs: int) -> list[list[tuple[int, int, int]]]:
-    """Returns (epoch, shard, block) of what streams read, stream by stream."""
-    rows = []
-    for stream in range(streams):
-        row = []
-        for epoch in range(epochs):
-            found = order.stream(stream).epoch(epoch)
-            shards, samples, _ = found.samples(0, len(found))
-            row += [(epoch, *pair) for pair in zip(shards.tolist(), samples.tolist(), strict=True)]
-        rows.append(row)
-    return rows
 
 
 def most_hits(requests: list[tuple[int, int]], capacity: int) -> int:
@@ -84,7 +71,7 @@ def room_for(blocks: int) -> int:
 @pytest.mark.parametrize(("window", "lanes", "seed"), [(1, 1, 0), (4, 1, 1), (100, 1, 2), (6, 3, 3)])
 def test_half_the_data_has_the_hits_of_the_optimum(tmp_path: Path, window: int, lanes: int, seed: int) -> None:
     folder = block_dataset(tmp_path / "far", 2, 6)
-    order = OrderSpec(
+    order = SourcePlan(
         Slices.whole_shards([6, 6]),
         1,
         seed,
@@ -92,20 +79,19 @@ def test_half_the_data_has_the_hits_of_the_optimum(tmp_path: Path, window: int, 
         shuffle_buffer_size=window,
         parallel_shard_iters=lanes,
     )
-    (row,) = requests_of(order, 1, 4)
+    rows = order.rows(0, order.epoch_start(4))
+    blocks = list(zip(rows.shards.tolist(), rows.indices.tolist(), strict=True))
     hits = {}
     for followed in (True, False):
         home = tmp_path / f"cache-{followed}"
         cache = cache_of(home, room_for(6), fill_requests=0)
         reader = ShardReader(folder)
         files = [cache.open(folder.root / name, None) for name in folder.shard_names]
-        follower = cache.follow(order, 0, reader, 0, 0) if followed else None
+        follower = cache.follow(order, 0, {0: reader}, 0) if followed else None
         with counted() as counts:
-            position = 0
-            for number, (epoch, shard, block) in enumerate(row):
+            for number, (shard, block) in enumerate(blocks):
                 if follower is not None:
-                    position = position + 1 if number and row[number - 1][0] == epoch else 1
-                    follower.advance(epoch, position)
+                    follower.advance(number + 1)
                     assert cache.wait_until_planned(10)
                 content = files[shard].read_at(block * BLOCK + 512, 100)
                 assert content == bytes([shard * 6 + block]) * 100
@@ -113,7 +99,6 @@ def test_half_the_data_has_the_hits_of_the_optimum(tmp_path: Path, window: int, 
             follower.close()
         hits[followed] = counts["hits"]
         assert sum(files_in(home).values()) <= room_for(6)
-    blocks = [(shard, block) for _, shard, block in row]
     # What is read after the last epoch counts for the cache, and not for the optimum: the last epoch may differ.
     assert hits[False] == lru_hits(blocks, 6)
     assert hits[True] == most_hits(blocks, 6), "more or fewer hits than the optimum"

@@ -16,7 +16,7 @@ from energon_dali.cache.shard_cache.future import Future, StreamFuture, eviction
 from energon_dali.cache.shard_cache.plan_file import FOLDER, PlanFile, pack_plan, read_plans, unpack_plan
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.cache.shard_cache.shard_layout import ShardLayout
-from energon_dali.plan import OrderSpec, Slices
+from energon_dali.plan import BlendPlan, Slices, SourcePlan
 from energon_dali.plan.next_use import UseTable
 from energon_dali.shards.reader import ShardReader
 from tests.cache.shard_cache.shards import BLOCK, block_files, cache_of, counted
@@ -96,13 +96,13 @@ def test_damaged_plans_are_not_used() -> None:
 
 def test_blocks_are_fetched_ahead_as_long_as_they_are_worth_it(tmp_path: Path) -> None:
     folder = block_dataset(tmp_path / "far", 2, 6)
-    order = OrderSpec(Slices.whole_shards([6, 6]), 1, 0, shuffle_buffer_size=4)
+    order = SourcePlan(Slices.whole_shards([6, 6]), 1, 0, shuffle_buffer_size=4)
     cache = cache_of(tmp_path / "cache", room_for(6), fill_requests=1)
-    epoch = order.stream(0).epoch(0)
-    shards, samples, _ = epoch.samples(0, 12)
-    wanted = sorted(zip(shards[:6].tolist(), samples[:6].tolist(), strict=True))
+    rows = order.rows(0, 6)
+    shards, samples = rows.shards.tolist(), rows.indices.tolist()
+    wanted = sorted(zip(shards, samples, strict=True))
     with counted() as counts:
-        follower = cache.follow(order, 0, ShardReader(folder), 0, 0)
+        follower = cache.follow(order, 0, {0: ShardReader(folder)}, 0)
         assert follower is not None
         end = time.monotonic() + 20
         while len(block_files(tmp_path / "cache")) < 6 and time.monotonic() < end:
@@ -112,8 +112,8 @@ def test_blocks_are_fetched_ahead_as_long_as_they_are_worth_it(tmp_path: Path) -
         assert counts["bytes_remote"] == 6 * BLOCK
     files = [cache.open(folder.root / name, None) for name in folder.shard_names]
     with counted() as counts:
-        for position, (shard, sample) in enumerate(zip(shards[:6].tolist(), samples[:6].tolist(), strict=True)):
-            follower.advance(0, position + 1)
+        for position, (shard, sample) in enumerate(zip(shards, samples, strict=True)):
+            follower.advance(position + 1)
             assert files[shard].read_at(sample * BLOCK + 512, 5) == bytes([shard * 6 + sample]) * 5
         assert counts["misses"] == 0
     follower.close()
@@ -123,10 +123,10 @@ def test_blocks_are_fetched_ahead_as_long_as_they_are_worth_it(tmp_path: Path) -
 def test_a_process_evicts_by_the_plans_of_others(tmp_path: Path, fork: bool) -> None:
     """What another process needs soon stays, and what it needs last goes, whoever makes room."""
     folder = block_dataset(tmp_path / "far", 1, 8)
-    order = OrderSpec(Slices.whole_shards([8]), 1, 0, shuffle=False)
+    order = SourcePlan(Slices.whole_shards([8]), 1, 0, shuffle=False)
     path = folder.root / folder.shard_names[0]
     cache = cache_of(tmp_path / "cache", room_for(4), fill_requests=0)
-    follower = cache.follow(order, 0, ShardReader(folder), 0, 0)
+    follower = cache.follow(order, 0, {0: ShardReader(folder)}, 0)
     assert follower is not None
     node = cache._node()
     assert node.planner.wait_until_planned(20)
@@ -156,19 +156,38 @@ def test_a_process_evicts_by_the_plans_of_others(tmp_path: Path, fork: bool) -> 
     follower.close()
 
 
-def test_a_stream_that_is_ahead_of_its_plan_has_a_position(tmp_path: Path) -> None:
-    """Readers ask for it at any moment, also before the plan has come to the epoch that they are in."""
+def test_a_stream_may_be_ahead_of_what_was_planned(tmp_path: Path) -> None:
     folder = block_dataset(tmp_path / "far", 1, 6)
-    order = OrderSpec(Slices.whole_shards([6]), 1, 0)
+    order = SourcePlan(Slices.whole_shards([6]), 1, 0)
     layout = ShardLayout(folder, None, BLOCK)
-    follower = PlanFollower(order, 0, layout, 0, 2, 1 << 12, lambda _: None)
+    follower = PlanFollower(order, 0, {0: layout}, 2, 1 << 12, lambda _: None)
     assert follower.now == 2
-    follower.advance(3, 1)
-    assert follower.now == 2, "not known yet"
-    planned = []
-    origin_of, follower._origin = follower._origin, lambda epoch: planned.append(follower.now) or origin_of(epoch)
+    follower.advance(19)
     follower.extend()
-    assert planned, "a reader may ask while the plan is extended"
-    assert follower.now == 3 * 6 + 1
-    assert follower.uses.positions.tolist() == list(range(19, 24))
+    assert follower.uses.positions.tolist() == list(range(19, 31)), "two passes"
+    assert follower.uses.blocks.tolist() == order.rows(19, 31).indices.tolist()
     layout.close()
+
+
+def test_a_mixture_is_followed_as_a_whole(tmp_path: Path) -> None:
+    """Shards of all sources are told apart; a source that is not cached has no uses."""
+    folders = [block_dataset(tmp_path / name, 2, 6) for name in ("a", "b", "c")]
+    plans = tuple(SourcePlan(Slices.whole_shards([6, 6]), 1, 0, source=n, repeat=True) for n in range(3))
+    blend = BlendPlan(plans, (1, 2, 1), 0)
+    layouts = {number: ShardLayout(folders[number], None, BLOCK) for number in (0, 2)}
+    follower = PlanFollower(blend, 0, layouts, 0, 1 << 12, lambda _: None)
+    follower.extend()
+    found = [
+        (position, follower.path(shard).url, block)
+        for position, shard, block in zip(
+            follower.uses.positions.tolist(), follower.uses.shards.tolist(), follower.uses.blocks.tolist(), strict=True
+        )
+    ]
+    expected = [
+        (position, (folders[source].root / folders[source].shard_names[shard]).url, index)
+        for position, (source, shard, index, _) in enumerate(blend.rows(0, 72).as_tuples())
+        if source != 1
+    ]
+    assert found == expected
+    for layout in layouts.values():
+        layout.close()

@@ -10,10 +10,9 @@ from PIL import Image
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
-from energon_dali.tasks import HydraInstantiator
 from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
 from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer, to_images
-from energon_dali.tasks.vision.igpt.samples import SamplesCallback, image_grid, log_image
+from energon_dali.tasks.vision.igpt.samples import image_grid, log_image
 from energon_dali.tasks.vision.igpt.task_encoder import PictureBatch
 
 PALETTE = [[0, 0, 0], [800, 8, 8], [8, 1600, 2040]]
@@ -136,5 +135,3 @@ def test_older_names_are_still_there() -> None:
     with pytest.warns(DeprecationWarning, match="to_pictures is now called to_images"):
         from energon_dali.tasks.vision.igpt import to_pictures
     assert to_pictures is to_images
-    target = "energon_dali.tasks.vision.igpt.pictures.samples.SamplesCallback"
-    assert isinstance(HydraInstantiator().instantiate({"_target_": target}), SamplesCallback)

@@ -1,0 +1,315 @@
+"""Reads the rows of one stream: those that come next are read together, or requested before they are wanted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energon_dali.datasets.row_sources import Reads, Source
+from energon_dali.errors import DatasetError, EmptyDatasetError
+from energon_dali.plan import Plan, Rows, sample_seeds
+from energon_dali.plan.plan import RowSource
+from energon_dali.plan.rng import Int64Array
+from energon_dali.shards import RawSample, ShardReader
+from energon_dali.shards.storage.forks import drop_in_child
+from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.store import StreamFollower, current_scope
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.stream import StreamContext
+
+FIRST_PLANNED = 128
+"""Rows that are planned together at the beginning; their number doubles each time."""
+MOST_PLANNED = 512
+"""Most rows that are planned together, for one source."""
+PLANNED_PER_SOURCE = 64
+"""The same for each of several sources: planning has a cost per source."""
+LARGEST_PLAN = 65_536
+
+MIXTURE_READ_AHEAD = 512
+"""Rows of a mixture that are requested before they are wanted, within the loader's limit of bytes."""
+_ISSUED_AGAIN = 32
+"""Rows of a mixture that are taken before more of them are requested."""
+REPEATED_ROWS = 64
+"""A small dataset that repeats is read at most this many rows ahead, or two passes: it is not read many times before it
+is wanted."""
+
+Fetched = tuple[RawSample | DatasetError, int, int, int, int]
+"""(what was read, number of the source, pass over the data, number in the source, seed)."""
+_Row = tuple[int, int, int, int, int, int]
+"""(source, shard, index within it, pass, number in the source, seed)."""
+
+
+class Fetch:
+    """Reads the rows of one stream, in order. Not thread-safe.
+
+    Rows of remote sources, of slow disks, and of any source if the loader asks for it, are requested before they are
+    wanted; the others are read a few at a time.
+
+    Args:
+        sources: What the rows name.
+        plan: Which rows come.
+        context: The stream.
+        read_size: Rows that are read together from a disk.
+    """
+
+    def __init__(self, sources: Sequence[Source], plan: RowSource, context: StreamContext, read_size: int) -> None:
+        self._sources = sources
+        self._plan = plan
+        self._stream = context.stream
+        self._metrics = context.metrics
+        self._clock = context.metrics.clock("read")
+        self._read_size = read_size
+        self._starts, self._offsets = _shard_starts(sources)
+        self._seed_states = np.array([source.load.seed_state for source in sources], np.uint64)
+        several = len(sources) > 1
+        self._most_planned = min(max(MOST_PLANNED, PLANNED_PER_SOURCE * len(sources)), LARGEST_PLAN)
+        self._most_ahead = max(REPEATED_ROWS, 2 * plan.num_samples // plan.num_streams)
+        self._issued_rows = MIXTURE_READ_AHEAD if several else None
+        self._known: set[int] = set()
+        """Sources that were told in which order they are read."""
+        self._reads: dict[int, Reads] = {}
+        """By source, what reads it ahead."""
+        self._follower: StreamFollower | None = None
+        self._is_followed = False
+        self._planned_size = FIRST_PLANNED
+        self._forget_plan()
+        self._at = -1
+        self._ready: deque[Fetched] = deque()
+        """Rows that were read."""
+        self._coming: deque[_Row] = deque()
+        """Rows after those, which are requested or still to be read."""
+        self._until_issue = 0
+        drop_in_child(self)
+
+    def after_fork(self) -> None:
+        """Forgets all rows in a forked child, as what reads ahead does."""
+        self._at = -1
+        self._ready.clear()
+        self._coming.clear()
+        self._until_issue = 0
+
+    def _forget_plan(self) -> None:
+        self._first, self._columns, self._seeds = 0, Rows.joined([]), np.zeros(0, np.int64)
+        self._numbers = np.zeros(0, np.int64)
+
+    def take(self, row: int, stop: int) -> Fetched:
+        """Returns a row.
+
+        Args:
+            row: Its position in the plan.
+            stop: No row from here on is planned yet.
+
+        Raises:
+            EmptyDatasetError: The sources have no samples.
+            StoreUnavailableError: The store returned only errors for too long.
+        """
+        try:
+            if row != self._at:
+                self.forget()
+                self._at = row
+            if not self._ready:
+                self._advance(stop)
+            fetched = self._ready.popleft()
+            self._at += 1
+            return fetched
+        except BaseException:
+            self.forget()  # Ctrl-C may come between two steps
+            raise
+
+    def _advance(self, stop: int) -> None:
+        """Reads at least the next row."""
+        start = time.perf_counter()
+        if not self._coming:
+            self._plan_more(self._read_size, stop)
+        if self._reads:
+            self._read_ahead(stop)
+            self._tell_shard_cache(self._at + self._num_issued())
+        else:
+            self._tell_shard_cache(self._at + len(self._coming))
+        source = self._coming[0][0]
+        reads = self._reads.get(source)
+        if reads is not None:
+            raw = reads.take()
+            _, _, _, number, index, seed = self._coming.popleft()
+            self._ready.append((raw, source, number, index, seed))
+        elif self._reads:
+            self._read_now([self._coming.popleft()])
+        else:
+            rows = list(self._coming)
+            self._coming.clear()
+            self._read_now(rows)
+        self._note_read(start)
+
+    def _read_now(self, rows: list[_Row]) -> None:
+        """Reads rows from disks."""
+        if len(self._sources) == 1:
+            raws = self._read_from(0, rows)
+        else:
+            by_source: dict[int, list[int]] = {}
+            for place, row in enumerate(rows):
+                by_source.setdefault(row[0], []).append(place)
+            raws = [None] * len(rows)  # type: ignore[list-item]
+            for source, places in by_source.items():
+                for place, raw in zip(places, self._read_from(source, [rows[i] for i in places]), strict=True):
+                    raws[place] = raw
+        self._ready.extend([(raw, row[0], *row[3:]) for raw, row in zip(raws, rows, strict=True)])
+
+    def _read_from(self, source: int, rows: list[_Row]) -> list[RawSample | DatasetError]:
+        start = time.perf_counter()
+        reader = self._sources[source].reader
+        raws = reader.read([row[1] for row in rows], [row[2] for row in rows])
+        reader.note_speed(time.perf_counter() - start, len(raws), _size(raws))
+        return raws
+
+    def _note_read(self, start: float) -> None:
+        """Counts samples that were read."""
+        raws = [fetched[0] for fetched in self._ready]
+        self._clock.add(time.perf_counter() - start)
+        self._metrics.count_read(len(raws), _size(raws))
+
+    # --- rows that come ---------------------------------------------------------------------------------------------
+
+    def _plan_more(self, count: int, stop: int) -> None:
+        """Adds the next rows, and gives them to what reads ahead."""
+        first = self._at + len(self._ready) + len(self._coming)
+        rows = self._rows(first, count, stop)
+        by_source: dict[int, list[_Row]] = {} if len(self._sources) > 1 else {0: rows}
+        if not by_source:
+            for row in rows:
+                by_source.setdefault(row[0], []).append(row)
+        for source in by_source:
+            # Not while rows of a source wait to be read from a disk: what reads ahead would not know them.
+            if source not in self._reads and (source not in self._known or not self._coming):
+                self._ask_for_reads(source)
+        self._coming.extend(rows)
+        ahead = [source for source in by_source if source in self._reads]
+
+        def plan(source: int) -> None:
+            found = by_source[source]
+            self._reads[source].plan([row[1] for row in found], [row[2] for row in found])
+
+        if ahead:  # each fetches an index, and waits for it
+            for outcome in call_together(plan, ahead).values():
+                if isinstance(outcome, Exception):
+                    raise outcome
+
+    def _ask_for_reads(self, source: int) -> None:
+        """Finds out whether a source is to be read ahead."""
+        plan, reader = self._sources[source].plan, self._sources[source].reader
+        if source not in self._known:
+            self._known.add(source)
+            reader.expect_order(plan.window, plan.num_samples / max(1, len(plan.slices)))
+        reads = reader.planned_reads(plan.window, plan.lanes)
+        if reads is not None:
+            self._reads[source] = reads
+
+    def _rows(self, first: int, count: int, stop: int) -> list[_Row]:
+        """Returns at least one and at most `count` of the rows from a position on, which is below `stop`."""
+        offset = first - self._first
+        if not 0 <= offset < len(self._columns):
+            if not self._plan.num_samples:
+                names = ", ".join(source.name for source in self._sources)
+                raise EmptyDatasetError(
+                    f"{names} has no sample to repeat: its split is empty. Choose another split_part, or look at "
+                    "split.yaml in its .nv-meta folder."
+                )
+            self._first, offset = first, 0
+            columns = self._plan.rows(first, min(stop, first + self._planned_size), self._stream)
+            self._columns = columns
+            self._numbers = self._starts[self._offsets[columns.sources] + columns.shards] + columns.indices
+            self._seeds = sample_seeds(self._seed_states[columns.sources], columns.passes, self._numbers)
+            self._planned_size = min(2 * self._planned_size, self._most_planned)
+        part = slice(offset, offset + count)
+        columns = self._columns.take(part)
+        lists = (
+            columns.sources,
+            columns.shards,
+            columns.indices,
+            columns.passes,
+            self._numbers[part],
+            self._seeds[part],
+        )
+        return list(zip(*(column.tolist() for column in lists), strict=True))
+
+    def _read_ahead(self, stop: int) -> None:
+        """Plans as many rows as the readers want, and requests the next ones."""
+        while len(self._coming) < self._most_ahead:
+            wanted = sum(reads.rows_wanted() for reads in self._reads.values())
+            room = min(stop, self._at + self._most_ahead) - self._at - len(self._coming)
+            if wanted <= 0 or room <= 0:
+                break
+            self._plan_more(min(wanted, room), stop)
+        if self._issued_rows is None:
+            for reads in self._reads.values():
+                reads.issue()
+            return
+        self._until_issue -= 1
+        if self._until_issue <= 0:
+            self._until_issue = _ISSUED_AGAIN
+            for source, count in Counter(row[0] for row in islice(self._coming, self._issued_rows)).items():
+                if source in self._reads:
+                    self._reads[source].issue(count)
+
+    def _num_issued(self) -> int:
+        if self._issued_rows is None:
+            return next(iter(self._reads.values())).num_issued
+        return min(len(self._coming), self._issued_rows)
+
+    # --- the cache of shards ----------------------------------------------------------------------------------------
+
+    def _tell_shard_cache(self, row: int) -> None:
+        """Tells the cache of shards, if the loader has one, which row is the first that has not been asked for."""
+        if not self._is_followed:
+            self._is_followed = True
+            cache = current_scope().shard_cache
+            readers = {
+                number: source.reader
+                for number, source in enumerate(self._sources)
+                if isinstance(source.reader, ShardReader)
+            }
+            if cache is not None and readers and isinstance(self._plan, Plan):
+                self._follower = cache.follow(self._plan, self._stream, readers, self._at)
+        if self._follower is not None:
+            self._follower.advance(row)
+
+    def forget(self) -> None:
+        """Forgets all rows that were read or requested."""
+        self.after_fork()
+        for reads in self._reads.values():
+            reads.clear()
+
+    def close(self) -> None:
+        """Forgets all rows, and closes the readers."""
+        self.forget()
+        if self._follower is not None:
+            self._follower.close()
+        self._follower, self._is_followed = None, False
+        for reads in self._reads.values():
+            reads.close()
+        self._reads.clear()
+        self._forget_plan()
+        for source in self._known:
+            self._sources[source].reader.close()
+
+
+def _shard_starts(sources: Sequence[Source]) -> tuple[Int64Array, Int64Array]:
+    """Returns (the number of the first sample of each shard in its source, for each source where its shards start)."""
+    starts = [source.reader.shard_starts for source in sources]
+    offsets = np.cumsum([0, *(len(column) for column in starts)])[:-1]
+    return np.concatenate(starts), offsets
+
+
+def _size(raws: Sequence[RawSample | DatasetError]) -> int:
+    """Returns the size of samples in bytes."""
+    size = 0
+    for raw in raws:
+        if not isinstance(raw, DatasetError):
+            for content in raw.parts.values():
+                size += len(content)
+    return size

@@ -1,0 +1,133 @@
+"""Which of several sequences each draw takes, in counts that are known in closed form at any position.
+
+Draws come in groups, which are shuffled. Group n has F(d, n) - F(d - 1, n) draws of sequence d, with
+
+    F(d, n) = (S(d) + y(n)) // m,    y(n) = (a n + b) mod m,
+
+where S(d) / m is the cumulated share of the sequences 0 ... d in a group. F does not fall with d, so no count is
+negative; the counts of a group sum to F of the last sequence; and sums over groups are sums of floors of a linear
+function, which take O(log m). An odd a near 0.618 m spreads the draws of rare sequences evenly over the groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from energon_dali.plan.rng import Int64Array, mix, raw_words, sort_to_permutations
+
+_GOLDEN_RATIO = 0.6180339887498949
+
+
+def floor_sum(count: int, modulus: int, factor: int, offset: int) -> int:
+    """Returns the sum of (factor * n + offset) // modulus over n = 0 ... count - 1, by Euclid's algorithm.
+
+    Args:
+        count: At least 0.
+        modulus: At least 1.
+        factor: At least 0.
+        offset: At least 0.
+    """
+    total = 0
+    while True:
+        total += count * (count - 1) // 2 * (factor // modulus) + count * (offset // modulus)
+        factor, offset = factor % modulus, offset % modulus
+        highest = factor * count + offset
+        if highest < modulus:
+            return total
+        count, offset = divmod(highest, modulus)
+        factor, modulus = modulus, factor
+
+
+class Draws:
+    """Draws from sequences 0 ... D - 1, in groups.
+
+    Args:
+        cumulated: S(d): D numbers that do not fall.
+        modulus: m; the last S(d) / m is the mean size of a group.
+        key: Integers that identify the random order.
+    """
+
+    def __init__(self, cumulated: Sequence[int], modulus: int, key: tuple[int, ...]) -> None:
+        self._cumulated = list(cumulated)
+        self._sums = np.array(self._cumulated, np.int64)
+        self._modulus = modulus
+        factor = max(1, round(modulus * _GOLDEN_RATIO)) | 1
+        while math.gcd(factor, modulus) > 1:
+            factor += 2
+        self._factor = factor % modulus if modulus > 1 else 0
+        self._offset = mix(*key, 0) % modulus
+        self._words = (*key, 1)
+        self._largest = -(-self._cumulated[-1] // modulus)
+        """Size of the largest groups."""
+        self._last: tuple[int, Int64Array] = (0, np.zeros(len(self._cumulated), np.int64))
+        """(the last group that was drawn from, draws of each sequence before it): the next draws are near."""
+
+    def before(self, group: int) -> Int64Array:
+        """Returns int64[D]: how many draws of each sequence the groups before a group have."""
+        return np.diff(self._sum_before(group), prepend=0)
+
+    def _sum_before(self, group: int) -> Int64Array:
+        base = floor_sum(group, self._modulus, self._factor, self._offset)
+        found, last, value = [], -1, 0
+        for cumulated in self._cumulated:
+            if cumulated != last:
+                last = cumulated
+                value = floor_sum(group, self._modulus, self._factor, self._offset + cumulated) - base
+            found.append(value)
+        return np.array(found, np.int64)
+
+    def rows_before(self, group: int) -> int:
+        """Returns how many draws the groups before a group have."""
+        base = floor_sum(group, self._modulus, self._factor, self._offset)
+        return floor_sum(group, self._modulus, self._factor, self._offset + self._cumulated[-1]) - base
+
+    def group_of(self, draw: int) -> int:
+        """Returns the group of a draw."""
+        group = draw * self._modulus // max(1, self._cumulated[-1])
+        while group and self.rows_before(group) > draw:
+            group -= 1
+        while self.rows_before(group + 1) <= draw:
+            group += 1
+        return group
+
+    def take(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
+        """Returns which sequences the draws start ... stop - 1 take.
+
+        Returns:
+            (int64[stop - start] numbers of sequences, int64[D] draws of each sequence before the first of them).
+        """
+        group = self.group_of(start)
+        last = self.group_of(max(start, stop - 1))
+        known, before = self._last
+        if known != group:
+            before = self.before(group)
+        numbers = np.arange(group, last + 1, dtype=np.int64)
+        # Python's integers for the products: the modulus may have forty bits.
+        phases = np.array([(self._factor * n + self._offset) % self._modulus for n in numbers.tolist()], np.int64)
+        counts = np.diff((self._sums + phases[:, None]) // self._modulus, prepend=0, axis=1)  # [groups, D]
+        sizes = counts.sum(axis=1)
+        ordered = np.repeat(np.tile(np.arange(counts.shape[1]), len(numbers)), counts.reshape(-1))
+        taken = self._shuffled(ordered, group, sizes)
+        self._last = int(numbers[-1]), before + counts[:-1].sum(axis=0)
+        skipped = start - self.rows_before(group)
+        before = before + np.bincount(taken[:skipped], minlength=len(before))
+        return taken[skipped : skipped + stop - start], before
+
+    def _shuffled(self, ordered: Int64Array, group: int, sizes: Int64Array) -> Int64Array:
+        """Returns the draws of groups, each shuffled on its own."""
+        words = raw_words(group * self._largest, len(sizes) * self._largest, *self._words)
+        rows = words.reshape(len(sizes), self._largest)
+        taken = np.empty(len(ordered), np.int64)
+        full = sizes == self._largest
+        starts = np.cumsum(sizes) - sizes
+        for size in dict.fromkeys(sizes.tolist()):
+            chosen = np.flatnonzero(full if size == self._largest else sizes == size)
+            if not size:
+                continue
+            places = sort_to_permutations(np.ascontiguousarray(rows[chosen, :size])).astype(np.int64)
+            targets = starts[chosen, None] + np.arange(size)
+            taken[targets.reshape(-1)] = ordered[(starts[chosen, None] + places).reshape(-1)]
+        return taken
