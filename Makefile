@@ -21,7 +21,8 @@ DALI ?= $(or $(DRIVER_KIND),cuda12)
 CHOICE := $(TORCH) $(DALI)
 CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
 
-JOBS ?= 2
+# One more than the cores of a small machine: a third of the tests' time is waiting.
+JOBS ?= 3
 DATA ?=
 BENCH_JSON ?= benchmarks/results/cpu.json
 BENCH_REPETITIONS ?=
@@ -61,7 +62,7 @@ help:
 	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium, and the metrics with a real Prometheus"
 	@echo "make test-faults [PART=1/4]  the full sweeps, or a fixed part of them: Ray, kills, thousands of damaged files, failing disks and servers"
 	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
-	@echo "make check              checks style, layout and types"
+	@echo "make check              checks style, layout and types, and that the package did not get worse by tools/house.json"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
 	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
 	@echo "make bench              benchmarks on the CPU, compared with bare DALI, PIL, webdataset and megatron-energon"
@@ -149,6 +150,7 @@ check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
 	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
 	$(BIN)/mypy
+	$(BIN)/python tools/house.py --check
 
 # The pages are built from the sources without importing them, so torch is not needed.
 $(DOCS_STAMP): constraints-ci.txt
