@@ -3,6 +3,8 @@
     python tools/house.py                        # this checkout
     python tools/house.py --root ../before       # another checkout, such as a git worktree of an earlier commit
     python tools/house.py --files                # also list the files that a sample and a state pass
+    python tools/house.py --check                # fail if a count is worse than in tools/house.json
+    python tools/house.py --update               # write the counts into tools/house.json
 
 A module counts as passed if one of its functions is entered (`sys.setprofile`). For a sample, all threads count, while
 8 batches of 8 images are drawn in process after 3 warm-up batches. For a state, only the main thread counts, while one
@@ -28,14 +30,20 @@ import tempfile
 import threading
 import tokenize
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
+KEPT = HERE / "tools" / "house.json"
 SHORT_MODULE_LINES = 60
 LONG_MODULE_LINES = 400
 WARM_UP_BATCHES, COUNTED_BATCHES, BATCH_SIZE = 3, 8, 8
+NOT_KEPT = ("modules", f"modules under {SHORT_MODULE_LINES} lines", "lines")
+"""Counts that may grow: short modules and docstrings are no fault."""
+RUNS = 3
+FILES = ("sample_files", "state_files")
 STATE_WORDS = ("state", "restore", "snapshot", "checkpoint")
 
 
@@ -260,12 +268,20 @@ def traces(root: Path) -> dict[str, dict[str, Any]]:
     os.environ["PYTHONPATH"] = str(root)
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_dataset(Path(temporary))
-        found = {}
-        for decoder in ("DaliDecoder", "SampleDecoder"):
+
+        def run(decoder: str) -> dict[str, Any]:
             command = [sys.executable, str(HERE / "tools" / "house.py"), "--root", str(root)]
             command += ["--trace", decoder, str(folder)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=temporary)
-            found[decoder] = json.loads(done.stdout)
+            return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+        found = {}
+        with ThreadPoolExecutor(2) as pool:
+            for decoder in ("DaliDecoder", "SampleDecoder"):
+                # A thread may do in one run what it did before the count in another: what all runs passed counts.
+                runs = list(pool.map(run, [decoder] * RUNS))
+                both = {name: set.intersection(*(set(one[name]) for one in runs)) for name in FILES}
+                found[decoder] = {**runs[0], **{name: sorted(files) for name, files in both.items()}}
         return found
 
 
@@ -291,16 +307,54 @@ def count(root: Path) -> dict[str, Any]:
     }
 
 
+def kept_counts(root: Path) -> dict[str, int]:
+    """Returns the counts that must not get worse: less is better."""
+    counts = {name: number for name, number in count(root).items() if name not in NOT_KEPT}
+    for decoder, found in traces(root).items():
+        counts[f"modules on the way of a sample, {decoder}"] = len(found["sample_files"])
+        counts[f"files on the way of a state, {decoder}"] = len(found["state_files"])
+    return counts
+
+
+def worse(kept: dict[str, int], now: dict[str, int]) -> list[str]:
+    """Returns a line for each count that is larger than it was, or that nobody has kept."""
+    return [
+        f"{name}: {number:,}, and it was {kept[name]:,}." if name in kept else f"{name}: {number:,}, and it is new."
+        for name, number in now.items()
+        if number > kept.get(name, -1)
+    ]
+
+
+def check(root: Path) -> int:
+    """Compares the counts with those that are kept; returns the exit status."""
+    kept, now = json.loads(KEPT.read_text(encoding="utf-8")), kept_counts(root)
+    found = worse(kept, now)
+    if found:
+        print("The house got worse:", *found, sep="\n  ")
+        print("Make it smaller. Or run `python tools/house.py --update`, and say in the commit why it had to grow.")
+    better = [name for name, number in now.items() if number < kept.get(name, -1)]
+    if better:
+        print(f"Better than tools/house.json: {'; '.join(better)}. Keep it: python tools/house.py --update")
+    return 1 if found else 0
+
+
 def main() -> None:
     """Prints the counts; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=HERE, help="checkout to measure (default: this one)")
     parser.add_argument("--files", action="store_true", help="list the files that a sample and a state pass")
+    parser.add_argument("--check", action="store_true", help="fail if a count is worse than in tools/house.json")
+    parser.add_argument("--update", action="store_true", help="write the counts into tools/house.json")
     parser.add_argument("--trace", nargs=2, metavar=("DECODER", "DATA"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     root = arguments.root.resolve()
     if arguments.trace:
         print(json.dumps(trace(root, arguments.trace[0], Path(arguments.trace[1]))))
+        return
+    if arguments.check:
+        sys.exit(check(root))
+    if arguments.update:
+        KEPT.write_text(json.dumps(kept_counts(root), indent=2) + "\n", encoding="utf-8")
         return
     for name, number in count(root).items():
         print(f"{number:8,}  {name}")
