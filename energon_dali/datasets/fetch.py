@@ -71,10 +71,15 @@ class Fetch:
         self._most_planned = min(max(MOST_PLANNED, PLANNED_PER_SOURCE * len(sources)), LARGEST_PLAN)
         self._most_ahead = max(REPEATED_ROWS, 2 * plan.num_samples // plan.num_streams)
         self._issued_rows = MIXTURE_READ_AHEAD if several else None
+        is_remote = any(getattr(source.reader, "is_remote", False) for source in sources)
+        self._first_rows = MIXTURE_READ_AHEAD if several and is_remote else read_size
+        """Rows that are planned where none is: the indices of remote sources are fetched together."""
         self._known: set[int] = set()
         """Sources that were told in which order they are read."""
         self._reads: dict[int, Reads] = {}
         """By source, what reads it ahead."""
+        self._shards: dict[int, set[int]] = {}
+        """By source, shards of which rows were planned to be read ahead."""
         self._follower: StreamFollower | None = None
         self._is_followed = False
         self._planned_size = FIRST_PLANNED
@@ -126,7 +131,8 @@ class Fetch:
         """Reads at least the next row."""
         start = time.perf_counter()
         if not self._coming:
-            self._plan_more(self._read_size, stop)
+            self._plan_more(self._first_rows, stop)
+            self._until_issue = 0
         if self._reads:
             self._read_ahead(stop)
             self._tell_shard_cache(self._at + self._num_issued())
@@ -141,9 +147,7 @@ class Fetch:
         elif self._reads:
             self._read_now([self._coming.popleft()])
         else:
-            rows = list(self._coming)
-            self._coming.clear()
-            self._read_now(rows)
+            self._read_now([self._coming.popleft() for _ in range(min(self._read_size, len(self._coming)))])
         self._note_read(start)
 
     def _read_now(self, rows: list[_Row]) -> None:
@@ -194,10 +198,21 @@ class Fetch:
             found = by_source[source]
             self._reads[source].plan([row[1] for row in found], [row[2] for row in found])
 
-        if ahead:  # each fetches an index, and waits for it
-            for outcome in call_together(plan, ahead).values():
+        waiting = [source for source in ahead if self._has_new_shards(source, by_source[source])]
+        if waiting:  # each fetches an index, and waits for it
+            for outcome in call_together(plan, waiting).values():
                 if isinstance(outcome, Exception):
                     raise outcome
+        for source in ahead:
+            if source not in waiting:
+                plan(source)
+
+    def _has_new_shards(self, source: int, rows: list[_Row]) -> bool:
+        """Returns whether rows of a source are in shards of which none was planned before."""
+        known = self._shards.setdefault(source, set())
+        new = {row[1] for row in rows} - known
+        known |= new
+        return bool(new)
 
     def _ask_for_reads(self, source: int) -> None:
         """Finds out whether a source is to be read ahead."""
@@ -239,22 +254,22 @@ class Fetch:
 
     def _read_ahead(self, stop: int) -> None:
         """Plans as many rows as the readers want, and requests the next ones."""
-        while len(self._coming) < self._most_ahead:
-            wanted = sum(reads.rows_wanted() for reads in self._reads.values())
-            room = min(stop, self._at + self._most_ahead) - self._at - len(self._coming)
-            if wanted <= 0 or room <= 0:
-                break
+        if self._issued_rows is not None:  # for a mixture once for many rows: each of its readers is asked
+            self._until_issue -= 1
+            if self._until_issue > 0:
+                return
+            self._until_issue = min(_ISSUED_AGAIN, len(self._coming))
+        wanted = sum(reads.rows_wanted() for reads in self._reads.values())
+        room = min(stop, self._at + self._most_ahead) - self._at - len(self._coming)
+        if wanted > 0 and room > 0:
             self._plan_more(min(wanted, room), stop)
         if self._issued_rows is None:
             for reads in self._reads.values():
                 reads.issue()
             return
-        self._until_issue -= 1
-        if self._until_issue <= 0:
-            self._until_issue = _ISSUED_AGAIN
-            for source, count in Counter(row[0] for row in islice(self._coming, self._issued_rows)).items():
-                if source in self._reads:
-                    self._reads[source].issue(count)
+        for source, count in Counter(row[0] for row in islice(self._coming, self._issued_rows)).items():
+            if source in self._reads:
+                self._reads[source].issue(count)
 
     def _num_issued(self) -> int:
         if self._issued_rows is None:

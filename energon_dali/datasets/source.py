@@ -94,8 +94,8 @@ class SourceDataset(SavableDataset[Any]):
         return ", ".join(source.name for source in self.sources)
 
     def import_libraries(self, placement: Placement) -> None:
-        for load in {type(source.load.decoder): source.load for source in self.sources}.values():
-            load.import_libraries(placement)
+        for source in self.sources:
+            source.load.import_libraries(placement)
 
     def plan_obstacle(self) -> None:
         """Returns None: the order is integers."""
