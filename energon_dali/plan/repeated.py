@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -10,8 +9,6 @@ from functools import cached_property
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import Plan, Rows
 from energon_dali.plan.source import SourcePlan
-
-_NOTHING, _ONE = Fraction(0), Fraction(1)
 
 MAX_REPETITIONS = 100_000
 """More are taken for a mistake."""
@@ -65,19 +62,21 @@ class RepeatedPlan(Plan):
         return replace(self, passes=self.passes.at_position(number))
 
     @cached_property
-    def _rates(self) -> tuple[int, Fraction]:
-        """(whole passes per epoch, part of a further pass)."""
+    def _rates(self) -> tuple[int, int, int]:
+        """(whole passes per epoch, numerator and denominator of the part of a further pass)."""
         # Through the shortest decimal: 0.1 means a tenth, so that ten epochs make one pass.
         rate = Fraction(repr(float(self.repetitions)))
         spec = self.passes
         if spec.shuffle and spec.shuffle_over_epochs not in (None, 1):
-            return 0, rate / spec.passes_per_epoch
-        return int(rate), rate - int(rate)
+            whole, part = 0, rate / spec.passes_per_epoch
+        else:
+            whole, part = int(rate), rate % 1
+        return whole, part.numerator, part.denominator
 
     def _number_of(self, partial: int) -> int:
         """Returns the number of a pass that epochs share: they are numbered with the whole ones as they begin."""
-        whole, fraction = self._rates
-        return (math.floor(partial / fraction) + 1) * whole + partial
+        whole, numerator, denominator = self._rates
+        return (partial * denominator // numerator + 1) * whole + partial
 
     def samples_per_epoch(self, epoch: int) -> int:
         """Returns the number of samples of an epoch, over all streams."""
@@ -85,35 +84,36 @@ class RepeatedPlan(Plan):
 
     def parts(self, epoch: int) -> list[tuple[int, int, int]]:
         """Returns (number of the pass, start, stop) of what an epoch takes, stop exclusive, over all streams."""
-        whole, _ = self._rates
+        whole = self._rates[0]
         begun = self._begun(epoch)
         total = self.passes.samples_per_epoch
         return [*((begun + number, 0, total) for number in range(whole)), *self._shared_parts(epoch)]
 
     def _begun(self, epoch: int) -> int:
         """Returns how many passes begin in earlier epochs."""
-        whole, fraction = self._rates
-        return epoch * whole + math.ceil(epoch * fraction)
+        whole, numerator, denominator = self._rates
+        return epoch * whole - (-epoch * numerator // denominator)
 
     def _shared_parts(self, epoch: int) -> list[tuple[int, int, int]]:
         """Returns the `parts` of passes that may belong to several epochs."""
-        _, fraction = self._rates
+        _, numerator, denominator = self._rates
         total = self.passes.samples_per_epoch
-        low, high = epoch * fraction, (epoch + 1) * fraction
+        low, high = epoch * numerator, (epoch + 1) * numerator
         taken = []
-        for partial in range(math.floor(low), math.ceil(high)):
-            start, stop = (math.floor(min(_ONE, max(_NOTHING, bound - partial)) * total) for bound in (low, high))
+        for partial in range(low // denominator, -(-high // denominator)):
+            ends = (min(denominator, max(0, bound - partial * denominator)) for bound in (low, high))
+            start, stop = (end * total // denominator for end in ends)
             if start < stop:
                 taken.append((self._number_of(partial), start, stop))
         return taken
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
-        _, fraction = self._rates
+        _, numerator, denominator = self._rates
         rows = self.passes.pass_start(self._begun(epoch), stream)
-        partial, rest = divmod(epoch * fraction, 1)
+        partial, rest = divmod(epoch * numerator, denominator)
         if rest:  # a part of this pass is left for later epochs
-            number = self._number_of(int(partial))
-            taken = self._taken(number, math.floor(rest * self.passes.samples_per_epoch), stream)
+            number = self._number_of(partial)
+            taken = self._taken(number, rest * self.passes.samples_per_epoch // denominator, stream)
             rows -= self._pass_length(number, stream) - taken
         return rows
 
@@ -144,8 +144,8 @@ class RepeatedPlan(Plan):
             return Rows.joined([])
         if not self.num_samples:
             raise IndexError(f"Rows {start} to {stop} do not exist: the source has no samples to repeat.")
-        whole, fraction = self._rates
-        if not whole or not fraction:  # epochs are consecutive parts of the passes
+        whole, numerator, _ = self._rates
+        if not whole or not numerator:  # epochs are consecutive parts of the passes
             return self.passes.rows(start, stop, stream)
         epoch = self.epoch_at(start, stream)
         begin = self.epoch_start(epoch, stream)
@@ -165,8 +165,8 @@ class RepeatedPlan(Plan):
     def _ranges(self, epoch: int, stream: int) -> list[tuple[int, int]]:
         """Returns which positions of the passes an epoch of a stream has: the whole passes, then parts of others."""
         begun = self._begun(epoch)
-        whole, _ = self._rates
-        ranges = [(self.passes.pass_start(begun, stream), self.passes.pass_start(begun + whole, stream))]
+        end = begun + self._rates[0]
+        ranges = [(self.passes.pass_start(begun, stream), self.passes.pass_start(end, stream))]
         for number, low, high in self._shared_parts(epoch):
             first = self.passes.pass_start(number, stream)
             ranges.append((first + self._taken(number, low, stream), first + self._taken(number, high, stream)))
