@@ -57,7 +57,8 @@ def get_train_dataset(
         shuffle_buffer_size: Window of the sample shuffle in samples per stream; None or 1 shuffles only slices. A large
             window costs hardly any memory.
         max_samples_per_sequence: Most samples that are read in file order; None is a whole shard.
-        virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends it.
+        virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends it. Inside another dataset,
+            batches of the job.
         shuffle_over_epochs_multiplier: Number of epochs whose slices are shuffled together; -1 draws with replacement;
             None keeps file order.
         blend_by: Unit of the weights of a metadataset: None is samples; "tokens" counts text (the field tokens,
@@ -123,6 +124,7 @@ def get_val_dataset(
         batch_drop_last: Drop the smaller batches at the end of an epoch.
         packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack.
         limit: Batches per rank after which an epoch ends; the next epoch starts from the beginning. None takes all.
+            Inside another dataset, batches of the job.
         allow_empty: Accept a split part without samples, whose epochs are empty. By default it is an error.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.

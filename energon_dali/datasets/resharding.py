@@ -103,10 +103,14 @@ def refuse_indexing(owner: object) -> ConfigError:
     """
     if within("transformers.trainer"):
         return _given_to_trainer(owner)
+    is_dataset = hasattr(owner, "len_stream")
+    # A dataset is named by what its user built: the outermost class is often one that nobody has seen.
+    what = "A dataset" if is_dataset else f"A {type(owner).__name__}"
+    instead = ", or a torch DataLoader(dataset, batch_size=None) with as many workers as its WorkerConfig"
     return ConfigError(
-        f"A {type(owner).__name__} yields its elements in the order of its plan; they have no index. Do not put it "
-        "into a torch DataLoader: iterate get_loader(dataset) or get_savable_loader(dataset), which has its own worker "
-        "processes (WorkerConfig(num_workers=...)), batches (get_train_dataset(batch_size=...)) and prefetching."
+        f"{what} yields its elements in the order of its plan; they have no index. Iterate get_loader(dataset) or "
+        "get_savable_loader(dataset), which has its own worker processes (WorkerConfig(num_workers=...)), batches "
+        f"(get_train_dataset(batch_size=...)) and prefetching{instead if is_dataset else ''}."
     )
 
 

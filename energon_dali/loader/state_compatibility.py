@@ -234,8 +234,6 @@ def _differences(saved: Any, now: Any, path: str) -> list[tuple[str, str]]:
         "uuid": " (another dataset, or the same, prepared again)",
         "ranges": " (other samples: the split, its exclusions or a join index changed)",
         "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
-        "length_x_ranks": " (the length of a limit inside another dataset is that of each rank: on another number "
-        "of ranks, give the length that keeps the product, or restore onto as many ranks as before)",
         "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
     }
     hint = hints.get(path.rpartition(".")[2], "")

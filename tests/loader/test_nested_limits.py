@@ -46,29 +46,27 @@ def taken(ranks: Sequence[SavableDataLoader[Any]], count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [LimitDataset, EpochizeDataset])
+@pytest.mark.parametrize("length", [18, 7, 2])
 @pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3), (3, 6), (6, 1), (2, 2)])
 @pytest.mark.parametrize("redistributed", [False, True])
-def test_the_same_length_of_all_ranks_continues_exactly(
-    kind: type[EpochizeDataset], saved: int, restored: int, *, redistributed: bool
+def test_a_limit_inside_another_dataset_counts_the_elements_of_the_job(
+    kind: type[EpochizeDataset], length: int, saved: int, restored: int, *, redistributed: bool
 ) -> None:
-    total = 18
-    whole = taken(loaders(saved, total // saved, kind), 240)
-    ranks = loaders(saved, total // saved, kind)
+    whole = taken(loaders(saved, length, kind), 240)
+    assert whole == taken(loaders(1, length, kind), 240)
+    ranks = loaders(saved, length, kind)
     assert taken(ranks, 54) == whole[:54]
     state: Any = merge_states([loader.save_state_rank() for loader in ranks])
     if redistributed:
         state = split_state(state, restored)
-    assert taken(loaders(restored, total // restored, kind, state), 180) == whole[54:234]
+    assert taken(loaders(restored, length, kind, state), 180) == whole[54:234]
 
 
-@pytest.mark.parametrize("redistributed", [False, True])
-def test_the_same_length_per_rank_is_an_error_that_says_what_to_do(*, redistributed: bool) -> None:
+def test_another_length_is_another_dataset() -> None:
     (loader,) = loaders(1, 12, LimitDataset)
     taken([loader], 5)
-    state: Any = merge_states([loader.save_state_rank()])
-    message = r"length_x_ranks was 12, is 24 .*on another number of ranks, give the length that keeps the product"
-    with pytest.raises(StateError, match=message):
-        loaders(2, 12, LimitDataset, split_state(state, 2) if redistributed else state)
+    with pytest.raises(StateError, match=r"length was 12, is 24"):
+        loaders(1, 24, LimitDataset, merge_states([loader.save_state_rank()]))
 
 
 def test_a_limit_around_everything_may_change_with_the_ranks() -> None:

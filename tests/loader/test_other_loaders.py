@@ -39,6 +39,11 @@ def test_a_torch_loader_around_a_loader_says_what_to_do(make: Any) -> None:
         next(iter(DataLoader(loader)))
 
 
+def test_elements_of_a_dataset_have_no_index() -> None:
+    with pytest.raises(ConfigError, match=r"A dataset yields .* no index\. .*DataLoader\(dataset, batch_size=None\)"):
+        tree(place())[0]
+
+
 def test_a_dataset_is_iterated_by_a_torch_loader_as_by_itself() -> None:
     assert list(DataLoader(tree(place()), batch_size=None, collate_fn=tuple)) == list(tree(place()))
 

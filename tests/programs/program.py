@@ -285,7 +285,13 @@ def job(program: Program, world: int = 1, rank: int = 0, workers: int = 0) -> Wo
 
 
 def build(
-    node: Node, base: str, config: WorkerConfig, decoder: str, batch_size: int | None = None
+    node: Node,
+    base: str,
+    config: WorkerConfig,
+    decoder: str,
+    batch_size: int | None = None,
+    *,
+    is_outermost: bool = True,
 ) -> SavableDataset[Any]:
     """Returns the dataset of a tree.
 
@@ -295,12 +301,13 @@ def build(
         config: Of the rank.
         decoder: Name of the decoder of all task encoders.
         batch_size: Another size of the batches of a leaf.
+        is_outermost: Whether no other dataset is around it.
     """
     if node.kind == "leaf":
         return _build_leaf(node.options, base, config, decoder, batch_size)
-    members = [build(member, base, config, decoder) for member in node.members]
+    members = [build(member, base, config, decoder, is_outermost=False) for member in node.members]
     options = dict(node.options)
-    if node.kind in ("epochize", "limit"):
+    if node.kind in ("epochize", "limit") and is_outermost:
         options["length"] //= config.world_size  # of each rank
     return _BUILDERS[node.kind](members, **options)
 

@@ -17,13 +17,13 @@ class EpochizeDataset(PassThroughDataset[Any]):
     """Ends an epoch after `length` elements of each rank; the next epoch continues where it ended.
 
     If the data below ends within an epoch, that epoch is shorter, and the next one starts the data again. The outermost
-    dataset counts the elements of all streams of the rank together. Inside another dataset each stream yields its part
-    of `length`; what does not divide goes to the streams in turn. The elements are the same, unless a stream ends
-    early. A state of such a tree restores onto another number of ranks if `length` x ranks stays the same.
+    dataset counts the elements of all streams of the rank together. Inside another dataset, `length` counts the
+    elements of the whole job: each stream yields its part of it, and what does not divide goes to the streams in turn.
+    So a state of such a tree restores onto any number of ranks that divides the streams.
 
     Args:
         dataset: The dataset below, usually endless.
-        length: Elements per epoch and rank, at least 1.
+        length: Elements per epoch, at least 1: of each rank, or of the job inside another dataset.
         worker_config: Default: that of the dataset below.
 
     Raises:
@@ -35,7 +35,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
     @explain_call
     def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self.length = check_count("length", length, "it counts the elements of each rank in an epoch")
+        self.length = check_count("length", length, "it counts the elements of an epoch")
 
     def plan_obstacle(self) -> None:
         """Returns None: elements pass, and their number tells where epochs end."""
@@ -44,9 +44,9 @@ class EpochizeDataset(PassThroughDataset[Any]):
         return f"{type(self).__name__}(length={self.length})"
 
     def inner_config(self) -> dict[str, Any]:
-        """Returns the config with the length of all ranks, on which the order of the datasets above depends."""
+        """Returns the config with the length, on which the order of the datasets above depends."""
         # The config itself has no length: it only says where epochs end, and may change from run to run.
-        return {**self.config(), "length_x_ranks": self.length * self.worker_config.world_size}
+        return {**self.config(), "length": self.length}
 
     def rank_limit(self) -> RankLimit:
         return RankLimit(self.length, self.restart)
@@ -54,7 +54,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
     def stream_length(self, stream: int, epoch: int = 0) -> int:
         """Returns how many elements of an epoch one stream yields, where this dataset is inside another."""
         layout = self.worker_config.layout
-        total = self.length * layout.world_size
+        total = self.length
         # Element k of the job comes from stream k % num_streams; epoch e has those from e * total on.
         start, stop = (
             -(-(number * total - stream) // layout.num_streams)

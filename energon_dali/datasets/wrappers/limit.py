@@ -14,11 +14,11 @@ class LimitDataset(EpochizeDataset):
     """Ends an epoch after at most `length` elements of each rank; the next epoch starts from the beginning.
 
     It counts like `EpochizeDataset`: the elements of all streams of a rank if it is the outermost dataset, else those
-    of each stream.
+    of the job.
 
     Args:
         dataset: The dataset below.
-        length: Elements per epoch and rank, at least 1.
+        length: Elements per epoch, at least 1: of each rank, or of the job inside another dataset.
         reset_after_epoch: Accepted for compatibility with Energon, where every epoch starts from the beginning as well.
         worker_config: Default: that of the dataset below.
 
