@@ -2,6 +2,10 @@
 
 A thread that is about to end is no leftover, however long a busy machine takes to run it. So what is found is looked
 for again, and counts only if it is still there after a time in which every machine would have ended it.
+
+A connection to an object store is no leftover while its client keeps it for later requests: how many it keeps depends
+on how many requests met in time, and obstore closes them only 90 to 180 seconds after their last use. So the clients
+are dropped, which ends the connections that are theirs at once; one that stays open after that is a leftover.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -16,8 +21,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from energon_dali.decode.dali.runtime import host_threads
+from energon_dali.shards.storage import buckets
 
 T = TypeVar("T")
 
@@ -26,6 +33,7 @@ PATIENCE_SECONDS = 120.0
 
 _KEPT_THREADS = {"thread energon-dali-pil": host_threads.NUM_THREADS}
 """Threads that a process keeps. A pool starts one when all others are busy, so their number depends on the machine."""
+_TO_STORE = "connection to an object store"
 _NUMBERS = re.compile(r"[-_ ]*\d+")
 _SHARED_MEMORY = ("/memfd:", "/dev/shm/", "/SYSV")
 
@@ -34,9 +42,13 @@ def held() -> Counter[str]:
     """Returns what this process holds: how many threads of each name, descriptors of each kind, and so on."""
     gc.collect()
     found = Counter(f"thread {_NUMBERS.sub('', thread.name)}" for thread in threading.enumerate())
+    stores = _store_addresses()
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # that of the folder itself
             target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:") and _peer(int(name)) in stores:
+                found[_TO_STORE] += 1
+                continue
             is_file = target.startswith("/") and not target.startswith(_SHARED_MEMORY)
             found[f"descriptor of {'a file' if is_file else _NUMBERS.sub('', target)}"] += 1
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -49,12 +61,35 @@ def held() -> Counter[str]:
 def left_since(before: Counter[str], patience_seconds: float = PATIENCE_SECONDS) -> Counter[str]:
     """Returns what this process holds in addition to what it held, after waiting for what is about to end.
 
+    Clients of object stores are dropped; no connection to a store may be left then, whatever was open before.
+
     Args:
         before: What it held.
         patience_seconds: Longest time to wait.
     """
     allowed = before | Counter(_KEPT_THREADS)
-    return awaited(lambda: held() - allowed, patience_seconds)
+    del allowed[_TO_STORE]
+
+    def find() -> Counter[str]:
+        for bucket in buckets._buckets.values():
+            bucket._stores.clear()
+        return held() - allowed
+
+    return awaited(find, patience_seconds)
+
+
+def _store_addresses() -> set[tuple[str, int]]:
+    """Returns the (host, port) of the servers of buckets that this process opened, as far as they are configured."""
+    urls = [urlsplit(bucket._access.endpoint or "") for bucket in buckets._buckets.values()]
+    return {(url.hostname, url.port) for url in urls if url.hostname and url.port}
+
+
+def _peer(descriptor: int) -> tuple[str, int] | None:
+    """Returns the (host, port) that a socket is connected to by TCP; None if it is not."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        peer = copy.getpeername()
+        return peer[:2] if isinstance(peer, tuple) else None
+    return None
 
 
 def awaited(find: Callable[[], T], patience_seconds: float) -> T:

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.remote.s3_server import S3Server
 from energon_dali import DefaultTaskEncoder, ShardCache, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_dali.shards.storage import buckets
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 from tests.loader.dataset_folder import prepare, write_shards
 
@@ -154,6 +155,9 @@ def prepare_loaders(folder: Path) -> Case:
         with busy_threads(scratch / "modules"):
             method = "spawn" if number % _SPAWNED_CASES == _SPAWNED_CASES - 1 else "fork"
             run_loaders(paths, expected, Random(number), scratch, method)
+        clients = sum(len(bucket._stores) for bucket in buckets._buckets.values())
+        if clients > 1:  # each keeps connections, which are dropped before leftovers are counted
+            raise Lost(f"the loaders use {clients} clients of one bucket")
         return Outcome(tried=LOADERS_PER_CASE, survived=LOADERS_PER_CASE)
 
     return case

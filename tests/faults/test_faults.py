@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import threading
 from collections import Counter
@@ -101,6 +103,56 @@ def test_what_ends_late_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> N
     assert leftovers.left_since(before, patience_seconds=0.0) == {"thread late": 1}
     assert leftovers.left_since(before) == {}
     assert looks == 4
+
+
+def test_only_the_connections_that_a_client_keeps_are_not_left_behind(tmp_path: Path, warm_python: str) -> None:
+    program = f"""
+import os, socket
+from pathlib import Path
+from threading import Barrier, Thread
+from benchmarks.remote.s3_server import S3Server
+from energon_dali.shards.storage.objects import ObjectReader
+from tests.faults.leftovers import held, left_since
+
+folder = Path({str(tmp_path)!r})
+(folder / "data").mkdir()
+(folder / "data" / "object").write_bytes(b"content")
+
+def read(reader, start):
+    start.wait()
+    reader.read_at(0, 7)
+
+with S3Server(folder, latency_seconds=0.2) as server:
+    os.environ.update(server.environment())
+    reader = ObjectReader("s3://data/object")
+    before = held()
+    start = Barrier(6)
+    threads = [Thread(target=read, args=(reader, start)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(dict(held() - before))
+    print(dict(left_since(before)))
+    reader.read_at(0, 7)
+    before = held()
+    open_connections = [socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))]
+    print(dict(left_since(before, patience_seconds=3.0)))
+    open_connections += socket.socketpair()
+    print(dict(left_since(before, patience_seconds=3.0)))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MSC_"))}
+    done = subprocess.run(
+        [warm_python, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kept, *left = map(ast.literal_eval, done.stdout.splitlines())
+    assert kept["connection to an object store"] >= 1
+    assert left == [
+        {},
+        {"connection to an object store": 1},
+        {"connection to an object store": 1, "descriptor of socket:[]": 2},
+    ], "connections of others count, also where a client had as many before"
 
 
 def test_parts_are_the_whole() -> None:
