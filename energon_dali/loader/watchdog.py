@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import sys
 import threading
 import time
 import traceback
@@ -14,7 +13,7 @@ from collections.abc import Callable
 
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.errors import WatchdogTimeoutError
-from energon_dali.loader.processes.fork_safety import without_forks
+from energon_dali.loader.processes.fork_safety import frames_of_threads, without_forks
 
 logger = logging.getLogger("energon_dali.loader")
 
@@ -178,5 +177,5 @@ def stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in frames_of_threads().items()
     )

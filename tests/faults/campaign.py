@@ -27,6 +27,8 @@ from typing import Any
 from energon_dali.errors import EnergonDaliError
 from tests.faults.leftovers import PATIENCE_SECONDS, awaited, held, left_since
 
+_SHOWN_OF_A_HANG = 8_000
+"""Characters of what a child wrote at its end: a hang has the stack of each thread, the main thread last."""
 SHOWN = 8
 """Number of losses that are printed per campaign."""
 
@@ -220,7 +222,7 @@ class _Child:
         at = self.numbers[self.done]
         how = "hung" if "Timeout (" in text else f"ended the process with {self._code}"
         tally.tried += 1
-        tally.lost.append(f"case {at} {how}\n{text[-1500:]}")
+        tally.lost.append(f"case {at} {how}\n{text[-_SHOWN_OF_A_HANG:]}")
         return self.numbers[self.done + 1 :]
 
 

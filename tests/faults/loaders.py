@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ _WORKERS = (0, 1, 2, 4)
 _SPAWNED_CASES = 25
 """One of this many cases spawns workers, which takes more than ten times as long."""
 _OPEN_FILES = 12
+_NULL_DEVICE = os.stat(os.devnull).st_rdev
 _MODULES = 20
 
 
@@ -35,10 +36,15 @@ def busy_threads(folder: Path) -> Iterator[None]:
     for number in range(_MODULES):
         (folder / f"imported_{number}.py").write_text("value = [number for number in range(1000)]\n")
     end = threading.Event()
-    threads = [
-        threading.Thread(target=_import_modules, args=(end,)),
-        threading.Thread(target=_reuse_files, args=(end,)),
-    ]
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[threading.Event], None]) -> None:
+        try:
+            work(end)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (_import_modules, _reuse_files)]
     sys.path.insert(0, str(folder))
     for thread in threads:
         thread.start()
@@ -50,6 +56,8 @@ def busy_threads(folder: Path) -> Iterator[None]:
             thread.join()
         sys.path.remove(str(folder))
         _forget_modules()
+    for error in errors:
+        raise Lost(f"a thread of the program failed: {error!r}") from error
 
 
 def _import_modules(end: threading.Event) -> None:
@@ -66,14 +74,25 @@ def _forget_modules() -> None:
 
 def _reuse_files(end: threading.Event) -> None:
     random = Random(0)
-    opened = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_OPEN_FILES)]
+    opened = [_opened() for _ in range(_OPEN_FILES)]
     while not end.wait(0.0005):
         random.shuffle(opened)
+        for descriptor in opened:
+            if os.fstat(descriptor).st_rdev != _NULL_DEVICE:
+                raise Lost(f"descriptor {descriptor} was closed by somebody else, and is {_target(descriptor)} now")
         for descriptor in opened[::2]:
             os.close(descriptor)
-        opened[::2] = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in opened[::2]]
+        opened[::2] = [_opened() for _ in opened[::2]]
     for descriptor in opened:
         os.close(descriptor)
+
+
+def _opened() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _target(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def open_loader(path: str, workers: int, **options: Any) -> Any:
@@ -152,6 +171,8 @@ def prepare_loaders(folder: Path) -> Case:
 
     def case(number: int, scratch: Path) -> Outcome:
         (scratch / "modules").mkdir()
+        with open_loader(paths[1], 0) as loader:  # what obstore starts in this process stays until its end
+            next(iter(loader))
         with busy_threads(scratch / "modules"):
             method = "spawn" if number % _SPAWNED_CASES == _SPAWNED_CASES - 1 else "fork"
             run_loaders(paths, expected, Random(number), scratch, method)

@@ -18,6 +18,7 @@ Modules that another thread is importing would never be complete in a child: see
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -108,7 +109,7 @@ def wait_for_imports() -> bool:
     for longer than a few seconds are not waited for: a whole program may run inside an import.
     """
     own, end = threading.get_ident(), time.monotonic() + _IMPORT_SECONDS
-    while any(_imports(frame) for thread, frame in sys._current_frames().items() if thread != own):
+    while any(_imports(frame) for thread, frame in frames_of_threads().items() if thread != own):
         if time.monotonic() > end:
             return False
         time.sleep(_POLL_SECONDS)
@@ -143,6 +144,22 @@ def without_forks() -> Iterator[None]:
     """
     with _gate.lock:
         yield
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Returns the frame that each thread executes, by the thread's identifier.
+
+    `sys._current_frames` of Python 3.11 waits for itself for ever if it makes the collector run, and the collector
+    frees a `threading.local` (https://github.com/python/cpython/issues/106883). So no collection begins meanwhile.
+    """
+    with without_forks():  # two threads at once would leave the collector off, or turn it on too early
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _before_fork() -> None:

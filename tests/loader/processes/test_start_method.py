@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -118,6 +119,43 @@ def test_a_fork_waits_until_a_thread_has_drawn() -> None:
             with fork_safety.without_forks():
                 os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+_COLLECTED_MEANWHILE = """
+import gc, threading
+from energon_dali.loader.processes.fork_safety import frames_of_threads
+
+class Node:
+    pass
+
+def leave_garbage():
+    node = Node()
+    node.itself, node.local = node, threading.local()
+    node.local.value = 1
+
+for allocations in range(20):  # after as many, the collector would run
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    gc.collect()
+    gc.disable()
+    for _ in range(50):
+        leave_garbage()
+    gc.set_threshold(gc.get_count()[0] + allocations)
+    gc.enable()
+    found = frames_of_threads()
+    gc.set_threshold(700)
+    assert {thread.ident for thread in threads} < set(found) and gc.isenabled()
+    end.set()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_frames_are_found_while_a_collection_is_due(warm_python: str) -> None:
+    done = subprocess.run([warm_python, "-c", _COLLECTED_MEANWHILE], timeout=60, check=False)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("terminal", [False, True])
