@@ -10,7 +10,7 @@ from tests.faults.kills import PREPARE_KILLS, TRAINING_KILLS
 from tests.faults.loaders import LOADERS
 from tests.faults.media import MEDIA
 from tests.faults.packing import PACK_KILLS, PACK_ON_RAY
-from tests.faults.programs import PROGRAMS
+from tests.faults.programs import COMPOSITIONS, PROGRAMS
 from tests.faults.reads import READS
 from tests.faults.servers import HTTP, S3
 from tests.faults.shard_caches import SHARD_CACHE_KILLS
@@ -22,6 +22,7 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     INDICES,
     STATES,
     PROGRAMS,
+    COMPOSITIONS,
     IMAGES,
     MEDIA,
     READS,

@@ -142,6 +142,13 @@ class BatchTwice:
             yield {"samples": [shown(sample) for sample in samples], "part": part}
 
 
+class BatchOfRows:
+    """Batches name the rows of the plan that they hold: (dataset, number in it, pass)."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {"rows": [(name_of(sample), *sample.__restore_key__[-2:]) for sample in samples]}
+
+
 class EncodeBatch:
     def encode_batch(self, batch: Any) -> Any:
         return {**batch, "batch": self.current_batch_index}  # type: ignore[attr-defined]
@@ -151,7 +158,7 @@ HOOKS = {
     kind.__name__: kind
     for kind in (
         *(Encode, EncodeTroubled, EncodeTwice, EncodeWithLuck, Split, SplitTwice, PackPairs, PackAndKeep, PackByLength),
-        *(PackSeveral, Group, BatchTroubled, BatchTwice, EncodeBatch),
+        *(PackSeveral, Group, BatchTroubled, BatchTwice, BatchOfRows, EncodeBatch),
     )
 }
 
@@ -169,6 +176,11 @@ def encoder(family: str, hooks: tuple[str, ...], decoder: str) -> Any:
     if family == "videos":
         return Videos(decoder == "dali")
     return type("Encoder", (*(HOOKS[name] for name in hooks), Drawn), {})(decoder)
+
+
+def name_of(sample: Any) -> str:
+    """Returns the last part of the path of the dataset of a sample."""
+    return str(sample.__sources__[0].dataset_path).rpartition("/")[2]
 
 
 def number_of(sample: Any) -> int:

@@ -40,7 +40,13 @@ def write_folders(base: Path, *, in_process: bool = False) -> Path:
         "join": [{"path": "a"}, {"path": "b", "nonmatch": "none"}],
         "joiner": {"__module__": __name__, "__function__": "join_texts"},
     }
-    for name, node in {"join": joined, "aux": {"path": "lines.jsonl", "aux": {"texts": "b"}}}.items():
+    metadatasets = {
+        "join": joined,
+        "aux": {"path": "lines.jsonl", "aux": {"texts": "b"}},
+        "blend": {"blend": [{"path": "a", "weight": 2}, {"path": "c", "weight": 1}]},
+        "blend_epochized": {"blend_epochized": [{"path": "b", "repetitions": 0.7}, {"path": "c", "repetitions": 2}]},
+    }
+    for name, node in metadatasets.items():
         (base / f"{name}.yaml").write_text(json.dumps({"__class__": "MetadatasetV2", "splits": {"train": node}}))
     prepare_metadataset(base / "join.yaml")
     if in_process:

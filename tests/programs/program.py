@@ -161,7 +161,7 @@ def _draw_resized(random: Random, streams: int) -> Program:
     old, new = random.choice(((4, 2), (6, 3), (2, 4), (3, 6), (6, 4), (1, 3)))
     batches = random.randint(1, 3) * (new if old % new else 1)  # of each stream, and whole ones of the new size
     hooks = random.choice(((), ("EncodeTroubled",), ("EncodeTwice",), ("Split",), ("SplitTwice", "PackByLength")))
-    leaf = _draw_leaf(random, endless=True, hooks=hooks, batch_size=old)
+    leaf = draw_leaf(random, endless=True, hooks=hooks, batch_size=old)
     stop = batches * streams
     segments = [
         _draw_segment(random, stop, streams, changes_world=False, in_process=True),
@@ -172,7 +172,7 @@ def _draw_resized(random: Random, streams: int) -> Program:
 
 def _draw_tree(random: Random, depth: int, *, endless: bool, outermost: bool = False) -> Node:
     if depth == 0:
-        leaf = _draw_leaf(random, endless=endless)
+        leaf = draw_leaf(random, endless=endless)
         return _draw_wrapper(random, leaf, outermost=outermost) if random.random() < 0.35 else leaf
     kind = random.choice(("blend", "blend", "concat", "mix", "repeat"))
     if kind == "blend":
@@ -180,7 +180,7 @@ def _draw_tree(random: Random, depth: int, *, endless: bool, outermost: bool = F
         weights = [random.choice((0.5, 1, 2, 5)) for _ in members]
         node = Node("blend", {"weights": weights}, tuple(members), endless)
     elif kind == "mix":
-        leaves = [_draw_leaf(random, endless=endless, batch_size=1) for _ in range(random.choice((1, 2)))]
+        leaves = [draw_leaf(random, endless=endless, batch_size=1) for _ in range(random.choice((1, 2)))]
         options = {"weights": [random.choice((1, 2)) for _ in leaves], "size": random.choice((2, 3))}
         node = Node("mix", options, tuple(leaves), endless)
     elif kind == "concat" and not endless:
@@ -206,9 +206,17 @@ def _draw_wrapper(random: Random, node: Node, *, outermost: bool) -> Node:
     return Node(kind, options, (node,), node.is_endless and kind != "limit")
 
 
-def _draw_leaf(
+def draw_leaf(
     random: Random, *, endless: bool, hooks: tuple[str, ...] | None = None, batch_size: int | None = None
 ) -> Node:
+    """Returns a dataset at the bottom of a tree.
+
+    Args:
+        random: Source of all choices.
+        endless: Whether it repeats.
+        hooks: Names of the hooks of its task encoder; None draws them.
+        batch_size: Of its batches; None draws it.
+    """
     kind = random.random()
     family = "drawn" if hooks is not None or kind < 0.86 else "interleaved" if kind < 0.96 else "videos"
     own: dict[str, Any] = {"family": family, "train": endless or random.random() < 0.5, "repeat": endless}
@@ -252,10 +260,9 @@ def _draw_document(random: Random) -> Any:
     if kind == "path":
         return path()
 
-    def entry(*, nested: bool) -> dict[str, Any]:
-        if nested and random.random() < 0.25:
-            inner = [{**entry(nested=False), **amount()} for _ in range(2)]
-            return {kind: inner}
+    def entry() -> dict[str, Any]:
+        if random.random() < 0.2:
+            return {"path": f"{kind}.yaml"}
         made: dict[str, Any] = {"path": path(), "subflavors": {"of": random.randrange(3)}}
         if not made["path"].endswith("yaml") and made["path"] not in "dq" and random.random() < 0.25:
             made["subset"] = {"range": random.choice((["0%", "50%"], ["30%", "100%"]))}
@@ -266,7 +273,7 @@ def _draw_document(random: Random) -> Any:
             return {"weight": random.choice((0.5, 1, 3))}
         return {"repetitions": random.choice((0.4, 1, 1.5, 2))}
 
-    return {kind: [{**entry(nested=True), **amount()} for _ in range(random.choice((1, 2, 3)))]}
+    return {kind: [{**entry(), **amount()} for _ in range(random.choice((1, 2, 3)))]}
 
 
 # --- building ------------------------------------------------------------------------------------------------------

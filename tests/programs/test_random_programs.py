@@ -1,4 +1,4 @@
-"""A few random programs that run in this process; `make test-faults` runs hundreds, with kills and an object store."""
+"""A few random programs and compositions; `make test-faults` runs hundreds, with kills and an object store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs.folders import write_folders
+from tests.programs.oracle import check_composition, check_tree
 from tests.programs.run import check, valid_program
 from tests.shared_result import shared_result
 
@@ -21,3 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_interrupted_program_continues_exactly(seed: int, folder: Path) -> None:
     program, expected = valid_program(seed, folder, in_process=True)
     check(program, expected, str(folder))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_composition_delivers_its_plan_less_what_fails(seed: int, folder: Path) -> None:
+    check_composition(seed, str(folder))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_tree_over_batches_delivers_its_plan(seed: int, folder: Path) -> None:
+    check_tree(seed, str(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import Self
@@ -12,7 +11,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
-from energon_dali.datasets.planned import Planned, joined
+from energon_dali.datasets.passing import Move
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import weighted_draws
@@ -95,50 +94,15 @@ class _BlendIterator(MixtureIterator):
         self._drawn: list[int] = []
         """The next draws, in reverse order."""
 
-    def __next__(self) -> Any:
-        while True:
+    def _pass(self, count: int, move: Move) -> int:
+        passed = 0
+        while passed < count:
             if not self._drawn:
                 self._draw()
             number = self._drawn.pop()
             self._draws += 1
-            try:
-                return self._take(number)
-            except StopIteration:
-                self._running[number] = False
-                self._drawn.clear()
-                if not any(self._running):
-                    self._running = [weight > 0 for weight in self._weights]
-                    raise
-
-    def skip(self, count: int) -> int:
-        return len(self._pass(count, lambda number: self._skip(number, 1) == 1))
-
-    def plan(self, count: int) -> Planned:
-        parts: list[Planned] = []
-
-        def move(number: int) -> bool:
-            part = self._plan(number, 1)
-            parts.append(part)
-            return len(part) == 1
-
-        self._pass(count, move)
-        return joined(parts)
-
-    def _pass(self, count: int, move: Callable[[int], bool]) -> list[int]:
-        """Moves members by an element each, as they are drawn; returns their numbers, fewer if the epoch ends.
-
-        Args:
-            count: Elements to move by.
-            move: Moves a member; returns False where its epoch ends.
-        """
-        passed: list[int] = []
-        while len(passed) < count:
-            if not self._drawn:
-                self._draw()
-            number = self._drawn.pop()
-            self._draws += 1
-            if move(number):
-                passed.append(number)
+            if move(number, 1):
+                passed += 1
                 continue
             self._running[number] = False
             self._drawn.clear()

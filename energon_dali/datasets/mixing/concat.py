@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
-from energon_dali.datasets.planned import Planned, joined
+from energon_dali.datasets.passing import Move
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
@@ -43,30 +42,7 @@ class _ConcatIterator(MixtureIterator):
         super().__init__(dataset, context)
         self._current = 0
 
-    def __next__(self) -> Any:
-        while self._current < len(self._datasets):
-            try:
-                return self._take(self._current)
-            except StopIteration:
-                self._current += 1
-        self._current = 0
-        raise StopIteration
-
-    def skip(self, count: int) -> int:
-        return self._pass(count, self._skip)
-
-    def plan(self, count: int) -> Planned:
-        parts = []
-
-        def move(number: int, wanted: int) -> int:
-            parts.append(self._plan(number, wanted))
-            return len(parts[-1])
-
-        self._pass(count, move)
-        return joined(parts)
-
-    def _pass(self, count: int, move: Callable[[int, int], int]) -> int:
-        """Moves by elements, with a function that moves (a member, by its elements); returns by how many."""
+    def _pass(self, count: int, move: Move) -> int:
         moved = 0
         while moved < count:
             if self._current == len(self._datasets):

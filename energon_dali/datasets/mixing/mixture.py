@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.planned import Planned
+from energon_dali.datasets.passing import PassingIterator
 from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, restore_stream
 from energon_dali.errors import ConfigError, StateError
@@ -115,7 +115,7 @@ def numbered(datasets: Sequence[SavableDataset[Any]]) -> tuple[SavableDataset[An
     return tuple(dataset.at_position(number) for number, dataset in enumerate(datasets, start=1))
 
 
-class MixtureIterator(StreamIterator[Any]):
+class MixtureIterator(PassingIterator):
     """The iterators of the members in one stream. A member is opened when its first element or its state is wanted.
 
     Args:
@@ -146,27 +146,18 @@ class MixtureIterator(StreamIterator[Any]):
                 restore_stream(iterator, state, self._stream)
         return iterator
 
-    def _take(self, number: int) -> Any:
-        """Returns the next element of a member; raises StopIteration where its epoch ends."""
-        iterator = self._iterators.get(number) or self._iterator(number)
+    def _member(self, number: int) -> StreamIterator[Any]:
         self._moved.add(number)
-        element = next(iterator)
-        self._key = (self._key_name, number, *iterator.last_key(element))
+        return self._iterators.get(number) or self._iterator(number)
+
+    def _take(self, number: int, _: int = 1) -> int:
+        if not super()._take(number):
+            return 0
+        self._key = (self._key_name, number, *self._iterators[number].last_key(self._element))
         if self._counters:
             self._metrics.count(self._counters[number])
-        return set_restore_key(element, self._key)
-
-    def _skip(self, number: int, count: int) -> int:
-        """Skips elements of a member; returns how many, fewer if its epoch ended."""
-        iterator = self._iterator(number)
-        self._moved.add(number)
-        return iterator.skip(count)
-
-    def _plan(self, number: int, count: int) -> Planned:
-        """Returns which samples the next elements of a member hold, and skips these elements."""
-        iterator = self._iterator(number)
-        self._moved.add(number)
-        return iterator.plan(count)
+        set_restore_key(self._element, self._key)
+        return 1
 
     def last_key(self, element: Any) -> Key:
         return self._key

@@ -7,8 +7,9 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
+from energon_dali.datasets.passing import Move, PassingWrapperIterator
 from energon_dali.datasets.rank_iterator import RankLimit
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
@@ -72,7 +73,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
         return _EpochizeIterator(self, context)
 
 
-class _EpochizeIterator(WrapperIterator[Any]):
+class _EpochizeIterator(PassingWrapperIterator):
     """The part of one stream."""
 
     def __init__(self, dataset: EpochizeDataset, context: StreamContext) -> None:
@@ -82,18 +83,27 @@ class _EpochizeIterator(WrapperIterator[Any]):
         self._epoch = 0
         self._given = 0
 
-    def __next__(self) -> Any:
-        if self._given >= self._dataset.stream_length(self._context.stream, self._epoch):
-            self._end()
-        try:
-            element = next(self._inner)
-        except StopIteration:
+    def _pass(self, count: int, move: Move) -> int:
+        moved = 0
+        is_again = False
+        while moved < count:
+            left = self._dataset.stream_length(self._context.stream, self._epoch) - self._given
+            if left <= 0:
+                self._end()
+                break
+            wanted = min(count - moved, left)
+            taken = move(0, wanted)
+            moved += taken
+            self._given += taken
+            if taken == wanted:
+                continue
             if self._given or self._dataset.restart:
                 self._end()
-            # The data ended exactly with the last epoch: it starts again. Only empty data makes an empty epoch.
-            element = next(self._inner)
-        self._given += 1
-        return element
+                break
+            if is_again:
+                break  # empty data
+            is_again = True  # the data ended exactly with the last epoch: it starts again
+        return moved
 
     def _end(self) -> None:
         self._given = 0
@@ -101,7 +111,6 @@ class _EpochizeIterator(WrapperIterator[Any]):
         if self._dataset.restart:
             self._inner.close()
             self._inner = self._dataset.dataset.open(self._context)
-        raise StopIteration
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "given": self._given, "inner": self._inner.state_dict()}

@@ -8,7 +8,8 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
+from energon_dali.datasets.passing import Move, PassingWrapperIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
@@ -51,6 +52,9 @@ class RepeatDataset(PassThroughDataset[Any]):
         self.repeats = repeats
         self.restart = restart
 
+    def plan_obstacle(self) -> None:
+        """Returns None: elements pass, and their number tells where passes and epochs end."""
+
     def describe(self) -> str:
         return f"RepeatDataset(repeats={self.repeats})"
 
@@ -84,7 +88,7 @@ def passes_until(repeats: int | float, epochs: int) -> Fraction:
     return Fraction(repr(repeats)) * epochs
 
 
-class _RepeatIterator(WrapperIterator[Any]):
+class _RepeatIterator(PassingWrapperIterator):
     def __init__(self, dataset: RepeatDataset, context: StreamContext) -> None:
         super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
@@ -107,23 +111,27 @@ class _RepeatIterator(WrapperIterator[Any]):
         whole, fraction = divmod(passes_until(self._dataset.repeats, self._epoch + 1), 1)
         self._end = (int(whole), self._dataset.part_of_pass(self._stream, fraction))
 
-    def __next__(self) -> Any:
-        empty_passes = 0
-        while True:
-            if self._end is not None and (self._passes, self._given) >= self._end:
-                self._epoch += 1
-                self._find_end()
-                raise StopIteration
-            try:
-                element = next(self._inner)
-            except StopIteration:
+    def _pass(self, count: int, move: Move) -> int:
+        moved = empty_passes = 0
+        while moved < count:
+            wanted = count - moved
+            if self._end is not None:
+                passes, part = self._end
+                if (self._passes, self._given) >= (passes, part):
+                    self._epoch += 1
+                    self._find_end()
+                    break
+                if self._passes == passes:
+                    wanted = min(wanted, part - self._given)
+            taken = move(0, wanted)
+            moved += taken
+            self._given += taken
+            if taken < wanted:
                 empty_passes = 0 if self._given else empty_passes + 1
                 self._passes, self._given = self._passes + 1, 0
                 if self._end is None:
                     self._check(empty_passes)
-                continue
-            self._given += 1
-            return element
+        return moved
 
     def _check(self, empty_passes: int) -> None:
         # A small source gives its samples to other streams in each epoch: an empty stream may get some later.
