@@ -15,7 +15,8 @@ from energon_dali.shards.documents.byte_size import show_bytes
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.diagnosis.bench import BenchResult, LoaderRate, OpenDataset, StageRate
+    from energon_dali.diagnosis.bench import BenchResult, OpenDataset
+    from energon_dali.diagnosis.rates import LoaderRate, StageRate
     from energon_dali.diagnosis.settings import Setting
     from energon_dali.diagnosis.tune import TuneResult
 

@@ -114,18 +114,17 @@ class Fetch:
             EmptyDatasetError: The sources have no samples.
             StoreUnavailableError: The store returned only errors for too long.
         """
-        try:
-            if row != self._at:
-                self.forget()
-                self._at = row
-            if not self._ready:
+        if row != self._at or not self._ready:
+            try:
+                if row != self._at:
+                    self.forget()
+                    self._at = row
                 self._advance(stop)
-            fetched = self._ready.popleft()
-            self._at += 1
-            return fetched
-        except BaseException:
-            self.forget()  # Ctrl-C may come between two steps
-            raise
+            except BaseException:
+                self.forget()  # Ctrl-C may come between two steps
+                raise
+        self._at = row + 1  # first: if Ctrl-C comes in between, the caller asks for another row than this
+        return self._ready.popleft()
 
     def _advance(self, stop: int) -> None:
         """Reads at least the next row."""

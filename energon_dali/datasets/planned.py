@@ -15,7 +15,6 @@ from energon_dali.plan import Rows
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.row_sources import Source
-    from energon_dali.datasets.stream import StreamIterator
 
 MOST_PLANNED_SAMPLES = 10_000_000
 """Most samples that are planned at once: each takes 24 bytes."""
@@ -126,13 +125,3 @@ def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
     own = dataset.plan_obstacle()
     below = [text for child in dataset.children for text in plan_obstacles(child)]
     return list(dict.fromkeys([*([] if own is None else [own]), *below]))
-
-
-def skip_by_taking(iterator: StreamIterator[Any], count: int) -> int:
-    """Skips elements of a stream by making them; returns how many, fewer if the epoch ends."""
-    for number in range(count):
-        try:
-            next(iterator)
-        except StopIteration:
-            return number
-    return count

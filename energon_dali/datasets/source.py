@@ -129,12 +129,6 @@ class SourceDataset(SavableDataset[Any]):
         twin.sources = tuple(source.at_position(number) for source in self.sources)
         return twin
 
-    def with_plan(self, plan: Plan) -> SourceDataset:
-        """Returns a copy that reads other rows of the same sources."""
-        twin = copy.copy(self)
-        twin.plan = plan
-        return twin
-
     def len_stream(self, stream: int) -> int:
         """Returns the number of samples of a stream in an epoch.
 
@@ -223,6 +217,7 @@ class _SourceIterator(StreamIterator[Any]):
         self._feedback = None if context.feedback is None else _FeedbackRows(dataset.plan, context)
         self._fetch = Fetch(dataset.sources, self._feedback or dataset.plan, context, dataset.read_size)
         self._stages: dict[int, _Stages] = {}
+        self._is_only = len(dataset.sources) == 1
         self._counters = [f"blend.samples.{name}" for name in dataset.names] if len(dataset.names) > 1 else []
         self._go_to(0, 0)
 
@@ -252,7 +247,8 @@ class _SourceIterator(StreamIterator[Any]):
             stages.read.on_success()
             start = time.perf_counter()
             try:
-                sample = stages.load(raw, seed, self._dataset.key_of(source, raw.index, number))
+                key = (NAME, raw.index, number) if self._is_only else self._dataset.key_of(source, raw.index, number)
+                sample = stages.load(raw, seed, key)
             except Exception as error:
                 name = self._dataset.sources[source].name
                 stages.loading.on_failure(error, RawFailure(raw, name), epoch=number)

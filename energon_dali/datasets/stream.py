@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.planned import Planned, skip_by_taking
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, get_restore_key
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.shards.documents.state_entries import DAMAGED
@@ -121,7 +121,12 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
         Returns:
             How many were skipped. Fewer than `count` if the epoch ended; the next element is of the next epoch then.
         """
-        return skip_by_taking(self, count)
+        for number in range(count):
+            try:
+                next(self)
+            except StopIteration:
+                return number
+        return count
 
     def plan(self, count: int) -> Planned:
         """Returns which samples the next elements hold, and skips these elements; reads nothing.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,9 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
-from energon_dali.diagnosis.cpu_time import CpuMeter, CpuUse
+from energon_dali.diagnosis.bench_advice import advise
+from energon_dali.diagnosis.cpu_time import CpuMeter
+from energon_dali.diagnosis.rates import LoaderRate, StageRate
 from energon_dali.diagnosis.settings import Setting
 from energon_dali.diagnosis.step_plan import below_grouping
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
@@ -36,72 +37,6 @@ _WARM_UP = 4
 """Most time for what was made ahead, in measurements."""
 _REPLAYED = 512
 """Most samples that are kept in memory to run the hooks alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageRate:
-    """How fast one stage works alone, in one process."""
-
-    name: str
-    """"reading", "decoding" or "hooks"."""
-    samples: int
-    """Samples that were measured."""
-    seconds: float
-    """Time that they took."""
-    size_bytes: int = 0
-    """Bytes that were read."""
-    problem: str = ""
-    """Why it could not be measured; "" if it was."""
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples per second of one process; 0 if it was not measured."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def seconds_per_sample(self) -> float:
-        """Seconds that a sample takes; 0 if it was not measured."""
-        return self.seconds / self.samples if self.samples else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderRate:
-    """How fast the whole loader delivers in one setting, to a trainer that takes batches at once."""
-
-    setting: Setting
-    """What was measured."""
-    samples: int
-    """Samples that were delivered in the measured time."""
-    seconds: float
-    """The measured time, after the first batches."""
-    first_batch_seconds: float
-    """Time until the first batch, with the start of the processes."""
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Time at work per stage, summed over all processes, since the start."""
-    cpu: CpuUse | None = None
-    """CPU time of the measured time."""
-    problem: str = ""
-    """Why it could not be measured; "" if it was."""
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples per second; 0 if it was not measured."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def other_cores(self) -> float:
-        """How many cores other processes kept busy during the measurement, on average."""
-        return self.cpu.other_seconds / self.seconds if self.cpu is not None and self.seconds > 0 else 0.0
-
-    @property
-    def idle_samples_per_second(self) -> float:
-        """Samples per second that CPU time alone allows on a machine that does nothing else.
-
-        The busiest thread and all cores together are the limits. Waits for storage are not counted.
-        """
-        if self.cpu is None or not self.samples or not self.cpu.own_seconds:
-            return self.samples_per_second
-        return self.samples / max(self.cpu.busiest_seconds, self.cpu.own_seconds / usable_cores())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +77,6 @@ def bench(
         ConfigError: There is no setting, or the dataset cannot be opened with one.
         DatasetError: The dataset cannot be read.
     """
-    from energon_dali.diagnosis.bench_advice import advise
-
     if not settings:
         raise ConfigError("bench was given no settings: give at least one Setting.")
     tell = report or (lambda _: None)
@@ -404,8 +337,3 @@ class _Loaded:
 
     def take_routes(self) -> dict[str, int]:
         return {}
-
-
-def usable_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from energon_dali.diagnosis.bench import LoaderRate, StageRate, usable_cores
+from energon_dali.diagnosis.rates import LoaderRate, StageRate, usable_cores
 
 _LARGE = 0.5
 """Share of the work from which on one stage is said to take most of it."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from energon_dali.diagnosis.bench import LoaderRate, OpenDataset, measure_loader, usable_cores
+from energon_dali.diagnosis.bench import OpenDataset, measure_loader
+from energon_dali.diagnosis.rates import LoaderRate, usable_cores
 from energon_dali.diagnosis.settings import DecoderName, Setting
 from energon_dali.errors import ConfigError
 from energon_dali.plan.layout import divisors

@@ -29,9 +29,10 @@ from energon_dali.cli.main import main
 from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.diagnosis import cpu_time
 from energon_dali.diagnosis import tune as tuning
-from energon_dali.diagnosis.bench import LoaderRate, StageRate, bench, decoder_of, measure_stages
+from energon_dali.diagnosis.bench import bench, decoder_of, measure_stages
 from energon_dali.diagnosis.bench_advice import advise
 from energon_dali.diagnosis.cpu_time import CpuMeter, CpuUse
+from energon_dali.diagnosis.rates import LoaderRate, StageRate
 from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.loader.dataset_folder import captioning_dataset
@@ -165,7 +166,7 @@ def test_on_a_busy_machine_settings_are_compared_by_cpu_time(monkeypatch: pytest
         return LoaderRate(setting, by_clock, 1.0, 0.1, cpu=use)
 
     monkeypatch.setattr(tuning, "measure_loader", measure)
-    monkeypatch.setattr("energon_dali.diagnosis.bench.usable_cores", lambda: 100)
+    monkeypatch.setattr("energon_dali.diagnosis.rates.usable_cores", lambda: 100)
     result = tuning.tune(None, seconds=5, most_workers=2)  # type: ignore[arg-type]
     assert result.is_estimate
     assert result.setting == Setting(2, 1)

@@ -135,7 +135,12 @@ def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int) -
     """Returns how many processes are worth their start; this process scans small local datasets alone."""
     if num_workers <= 1 or not root.is_local:
         return num_workers
-    return min(num_workers, local_bytes(root, shards, num_workers * BYTES_PER_WORKER) // BYTES_PER_WORKER + 1)
+    return min(num_workers, workers_worthwhile(local_bytes(root, shards, num_workers * BYTES_PER_WORKER)))
+
+
+def workers_worthwhile(size: int) -> int:
+    """Returns how many processes are worth their start for shards of a size in bytes, at least 1."""
+    return size // BYTES_PER_WORKER + 1
 
 
 def local_bytes(root: StoragePath, shards: Sequence[str], enough: int) -> int:

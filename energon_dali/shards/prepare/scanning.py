@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from energon_dali.errors import ConfigError
-from energon_dali.shards.prepare import parallel
 from energon_dali.shards.prepare.journal import Journal, open_journal
-from energon_dali.shards.prepare.parallel import killed_message, local_bytes, map_in_order, useful_workers
+from energon_dali.shards.prepare.parallel import (
+    killed_message,
+    local_bytes,
+    map_in_order,
+    useful_workers,
+    workers_worthwhile,
+)
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, ShardTask, index_shard
 
 KEPT_BYTES = 256 << 20
@@ -109,7 +114,7 @@ def _scan_somewhere(
         yield scan
     rest = tasks[len(first) :]
     if rest:
-        worthwhile = size * len(rest) // len(first) // parallel.BYTES_PER_WORKER + 1
+        worthwhile = workers_worthwhile(size * len(rest) // len(first))
         num_workers = min(options.num_workers, worthwhile, len(rest), in_flight)
         yield from scan_all(scan_one, rest, num_workers, threads=-(-in_flight // num_workers))
 

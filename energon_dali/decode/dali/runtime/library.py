@@ -28,9 +28,6 @@ class Pipeline(Protocol):
     def outputs(self, cuda_stream: Any = None) -> tuple[Any, ...]:
         """Waits for the oldest run and returns its TensorLists; raises RuntimeError if it failed."""
 
-    def reader_meta(self, name: str) -> dict[str, int]:
-        """Returns what a reader knows about its data."""
-
 
 @functools.cache
 def load_dali() -> Any:
