@@ -39,10 +39,10 @@ REPEATED_ROWS = 64
 """A small dataset that repeats is read at most this many rows ahead, or two passes: it is not read many times before it
 is wanted."""
 
-Fetched = tuple[RawSample | DatasetError, int, int, int, int]
-"""(what was read, number of the source, pass over the data, number in the source, seed)."""
-_Row = tuple[int, int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int]
 """(source, shard, index within it, pass, number in the source, seed)."""
+Fetched = tuple[RawSample | DatasetError, Row]
+"""(what was read, its row)."""
 
 
 class Fetch:
@@ -87,7 +87,7 @@ class Fetch:
         self._at = -1
         self._ready: deque[Fetched] = deque()
         """Rows that were read."""
-        self._coming: deque[_Row] = deque()
+        self._coming: deque[Row] = deque()
         """Rows after those, which are requested or still to be read."""
         self._until_issue = 0
         drop_in_child(self)
@@ -100,8 +100,8 @@ class Fetch:
         self._until_issue = 0
 
     def _forget_plan(self) -> None:
-        self._first, self._columns, self._seeds = 0, Rows.joined([]), np.zeros(0, np.int64)
-        self._numbers = np.zeros(0, np.int64)
+        self._first, self._columns = 0, Rows.joined([])
+        self._first_listed, self._listed = 0, list[Row]()
 
     def take(self, row: int, stop: int) -> Fetched:
         """Returns a row.
@@ -141,15 +141,15 @@ class Fetch:
         reads = self._reads.get(source)
         if reads is not None:
             raw = reads.take()
-            _, _, _, number, index, seed = self._coming.popleft()
-            self._ready.append((raw, source, number, index, seed))
+            self._metrics.count_read(1, _size([raw]))
+            self._ready.append((raw, self._coming.popleft()))
         elif self._reads:
             self._read_now([self._coming.popleft()])
         else:
             self._read_now([self._coming.popleft() for _ in range(min(self._read_size, len(self._coming)))])
-        self._note_read(start)
+        self._clock.add(time.perf_counter() - start)
 
-    def _read_now(self, rows: list[_Row]) -> None:
+    def _read_now(self, rows: list[Row]) -> None:
         """Reads rows from disks."""
         if len(self._sources) == 1:
             raws = self._read_from(0, rows)
@@ -161,20 +161,16 @@ class Fetch:
             for source, places in by_source.items():
                 for place, raw in zip(places, self._read_from(source, [rows[i] for i in places]), strict=True):
                     raws[place] = raw
-        self._ready.extend([(raw, row[0], *row[3:]) for raw, row in zip(raws, rows, strict=True)])
+        self._ready.extend(zip(raws, rows, strict=True))
 
-    def _read_from(self, source: int, rows: list[_Row]) -> list[RawSample | DatasetError]:
+    def _read_from(self, source: int, rows: list[Row]) -> list[RawSample | DatasetError]:
         start = time.perf_counter()
         reader = self._sources[source].reader
         raws = reader.read([row[1] for row in rows], [row[2] for row in rows])
-        reader.note_speed(time.perf_counter() - start, len(raws), _size(raws))
+        size = _size(raws)
+        reader.note_speed(time.perf_counter() - start, len(raws), size)
+        self._metrics.count_read(len(raws), size)
         return raws
-
-    def _note_read(self, start: float) -> None:
-        """Counts samples that were read."""
-        raws = [fetched[0] for fetched in self._ready]
-        self._clock.add(time.perf_counter() - start)
-        self._metrics.count_read(len(raws), _size(raws))
 
     # --- rows that come ---------------------------------------------------------------------------------------------
 
@@ -182,7 +178,7 @@ class Fetch:
         """Adds the next rows, and gives them to what reads ahead."""
         first = self._at + len(self._ready) + len(self._coming)
         rows = self._rows(first, count, stop)
-        by_source: dict[int, list[_Row]] = {} if len(self._sources) > 1 else {0: rows}
+        by_source: dict[int, list[Row]] = {} if len(self._sources) > 1 else {0: rows}
         if not by_source:
             for row in rows:
                 by_source.setdefault(row[0], []).append(row)
@@ -206,7 +202,7 @@ class Fetch:
             if source not in waiting:
                 plan(source)
 
-    def _has_new_shards(self, source: int, rows: list[_Row]) -> bool:
+    def _has_new_shards(self, source: int, rows: list[Row]) -> bool:
         """Returns whether rows of a source are in shards of which none was planned before."""
         known = self._shards.setdefault(source, set())
         new = {row[1] for row in rows} - known
@@ -223,8 +219,15 @@ class Fetch:
         if reads is not None:
             self._reads[source] = reads
 
-    def _rows(self, first: int, count: int, stop: int) -> list[_Row]:
+    def _rows(self, first: int, count: int, stop: int) -> list[Row]:
         """Returns at least one and at most `count` of the rows from a position on, which is below `stop`."""
+        offset = first - self._first_listed
+        if not 0 <= offset < len(self._listed):
+            self._first_listed, offset = first, 0
+            self._listed = self._list_rows(first, stop)
+        return self._listed[offset : offset + count]
+
+    def _list_rows(self, first: int, stop: int) -> list[Row]:
         offset = first - self._first
         if not 0 <= offset < len(self._columns):
             if not self._plan.num_samples:
@@ -234,21 +237,12 @@ class Fetch:
                     "split.yaml in its .nv-meta folder."
                 )
             self._first, offset = first, 0
-            columns = self._plan.rows(first, min(stop, first + self._planned_size), self._stream)
-            self._columns = columns
-            self._numbers = self._starts[self._offsets[columns.sources] + columns.shards] + columns.indices
-            self._seeds = sample_seeds(self._seed_states[columns.sources], columns.passes, self._numbers)
+            self._columns = self._plan.rows(first, min(stop, first + self._planned_size), self._stream)
             self._planned_size = min(2 * self._planned_size, self._most_planned)
-        part = slice(offset, offset + count)
-        columns = self._columns.take(part)
-        lists = (
-            columns.sources,
-            columns.shards,
-            columns.indices,
-            columns.passes,
-            self._numbers[part],
-            self._seeds[part],
-        )
+        columns = self._columns.take(slice(offset, offset + MOST_PLANNED))
+        numbers = self._starts[self._offsets[columns.sources] + columns.shards] + columns.indices
+        seeds = sample_seeds(self._seed_states[columns.sources], columns.passes, numbers)
+        lists = (columns.sources, columns.shards, columns.indices, columns.passes, numbers, seeds)
         return list(zip(*(column.tolist() for column in lists), strict=True))
 
     def _read_ahead(self, stop: int) -> None:

@@ -232,7 +232,7 @@ class _SourceIterator(StreamIterator[Any]):
                 self._go_to(self._epoch + 1, self._row)
                 raise StopIteration
             stop = self._end if self._feedback is None else self._feedback.end_of_window(self._row)
-            raw, source, number, index, seed = self._fetch.take(self._row, stop)
+            raw, (source, _, _, number, index, seed) = self._fetch.take(self._row, stop)
             self._row += 1
             if self._feedback is not None:
                 self._feedback.drew(source)
