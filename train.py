@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energon_dali.tasks.command import command
+from energon_dali.tasks.train import command
 
 if __name__ == "__main__":
     command()

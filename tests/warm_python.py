@@ -49,7 +49,7 @@ IMPORTED = (
     "energon_dali.tasks.continuation",
     "energon_dali.tasks.core.task",
     "energon_dali.tasks.train",
-    "energon_dali.tasks.command",
+    "energon_dali.tasks.training",
 )
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys

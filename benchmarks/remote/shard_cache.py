@@ -22,7 +22,6 @@ from energon_dali import ShardCache
 from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes
 from energon_dali.plan import Slices, SourcePlan
 from energon_dali.shards import WebdatasetFolder, prepare_dataset
-from energon_dali.shards.reader import ShardReader
 from energon_dali.shards.storage.store import ReadScope, read_scope
 
 BLOCK_BYTES = 64 << 10
@@ -62,7 +61,7 @@ def hits_of_cache(folder: WebdatasetFolder, order: SourcePlan, epochs: int, room
         cache = ShardCache(home, max_bytes=limit, block_bytes=BLOCK_BYTES, fill_requests=0, cache_local=True)
         with read_scope(ReadScope(count=lambda name, amount: counts.update({name: amount}), shard_cache=cache)):
             files = [cache.open(folder.root / name) for name in folder.shard_names]
-            follower = cache.follow(order, 0, {0: ShardReader(folder)}, 0) if by_plan else None
+            follower = cache.follow(order, 0, {0: (folder, None)}, 0) if by_plan else None
             for row, (shard, block) in enumerate(requests_of(order, epochs)):
                 if follower is not None:
                     follower.advance(row + 1)

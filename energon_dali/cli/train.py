@@ -13,7 +13,7 @@ import click
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def train(arguments: tuple[str, ...]) -> None:
     """Train a task on a dataset: +task=NAME +dataset=NAME. The same as python -m energon_dali.tasks.train."""
-    from energon_dali.tasks.command import command
+    from energon_dali.tasks.train import command
 
     sys.argv = ["energon-dali train", *arguments]
     command()

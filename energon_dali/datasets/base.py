@@ -17,7 +17,6 @@ from energon_dali.datasets.restore_key import Key, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import (
     is_sent_to_torch_workers,
-    refuse_rank_decoders,
     refuse_restarts,
     state_for_worker,
     torch_worker,
@@ -246,7 +245,7 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
             position = self.__dict__.pop(_POSITION, None) if live is None else live.state_dict()
             live = self.__dict__["_live_iteration"] = RankIterator(self, worker=worker)
             if worker is not None:
-                refuse_rank_decoders(self)
+                _refuse_rank_decoders(self)
                 limit = self.rank_limit()
                 if limit is not None and not limit.restart:
                     refuse_restarts(self)
@@ -315,3 +314,23 @@ class PassThroughDataset(WrapperDataset[T]):
 
     def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
         return self.dataset.restore_samples(keys)
+
+
+def _refuse_rank_decoders(dataset: SavableDataset[Any]) -> None:
+    """Checks that no decoder of a tree belongs in the process that trains.
+
+    Args:
+        dataset: The outermost dataset.
+
+    Raises:
+        ConfigError: One does: worker processes may be copies of a process that uses the GPU.
+    """
+    decoder = getattr(dataset, "decoder", None)
+    if decoder is not None and decoder.placement == "rank":
+        kind = type(decoder).__name__
+        raise ConfigError(
+            f"A {kind} decodes in the process that trains, and a worker process of a torch DataLoader would run it. "
+            f"Use get_savable_loader(dataset), whose workers leave decoding to the {kind}, or a SampleDecoder."
+        )
+    for child in dataset.children:
+        _refuse_rank_decoders(child)

@@ -276,13 +276,13 @@ class Fetch:
         if not self._is_followed:
             self._is_followed = True
             cache = current_scope().shard_cache
-            readers = {
-                number: source.reader
+            shards = {
+                number: (reader.folder, reader.part_filter)
                 for number, source in enumerate(self._sources)
-                if isinstance(source.reader, ShardReader)
+                if isinstance(reader := source.reader, ShardReader)
             }
-            if cache is not None and readers and isinstance(self._plan, Plan):
-                self._follower = cache.follow(self._plan, self._stream, readers, self._at)
+            if cache is not None and shards and isinstance(self._plan, Plan):
+                self._follower = cache.follow(self._plan, self._stream, shards, self._at)
         if self._follower is not None:
             self._follower.advance(row)
 

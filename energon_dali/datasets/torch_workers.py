@@ -13,7 +13,6 @@ from energon_dali.datasets.resharding import within
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
     from energon_dali.worker_config import WorkerConfig
 
 _PARENTS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
@@ -76,26 +75,6 @@ def refuse_restarts(owner: object) -> None:
                 "persistent_workers=True), or leave virtual_epoch_length out."
             )
         frame = frame.f_back
-
-
-def refuse_rank_decoders(dataset: SavableDataset[Any]) -> None:
-    """Checks that no decoder of a tree belongs in the process that trains.
-
-    Args:
-        dataset: The outermost dataset.
-
-    Raises:
-        ConfigError: One does: worker processes may be copies of a process that uses the GPU.
-    """
-    decoder = getattr(dataset, "decoder", None)
-    if decoder is not None and decoder.placement == "rank":
-        kind = type(decoder).__name__
-        raise ConfigError(
-            f"A {kind} decodes in the process that trains, and a worker process of a torch DataLoader would run it. "
-            f"Use get_savable_loader(dataset), whose workers leave decoding to the {kind}, or a SampleDecoder."
-        )
-    for child in dataset.children:
-        refuse_rank_decoders(child)
 
 
 def is_sent_to_torch_workers() -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from energon_dali.tasks.core.decoder import make_decoder
     from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
     from energon_dali.tasks.core.task import OptimizerConfig, SchedulerConfig, TaskTransformer
-    from energon_dali.tasks.train import TrainResult, run
+    from energon_dali.tasks.training import TrainResult, run
 
 __all__ = [
     "HydraInstantiator",
@@ -39,13 +39,13 @@ _HOME_OF = {
     "OptimizerConfig": "core.task",
     "SchedulerConfig": "core.task",
     "TaskTransformer": "core.task",
-    "TrainResult": "train",
+    "TrainResult": "training",
     "TransformerDataConfig": "core.data_module",
     "TransformerDataModule": "core.data_module",
     "compose": "composition.compose",
     "load_task": "checkpoint",
     "make_decoder": "core.decoder",
-    "run": "train",
+    "run": "training",
 }
 
 

@@ -1,196 +1,102 @@
-"""The train command: `python -m energon_dali.tasks.train +task=vision/igpt +dataset=vision/igpt/cifar`."""
+"""The train command: `python -m energon_dali.tasks.train +task=vision/igpt +dataset=vision/igpt/cifar`.
+
+Its command line is Hydra's, with messages in place of tracebacks.
+"""
 
 from __future__ import annotations
 
-import logging
-import re
+import argparse
+import os
+import signal
+import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from energon_dali.errors import ConfigError
-from energon_dali.nearest import nearest_names
-from energon_dali.tasks.composition.compose import options_of
-from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
+from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
+from energon_dali.tasks.composition.compose import CONF, check_groups, explain_refusal, own_configs
+from energon_dali.tasks.extra import check_extra
+from energon_dali.tasks.training import run
 
 if TYPE_CHECKING:
-    from lightning import LightningDataModule, Trainer
     from omegaconf import DictConfig
 
-    from energon_dali.tasks.core.task import TaskTransformer
+_STARTED: list[bool] = []
+"""Not empty once the config was composed."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run produced."""
+def command() -> None:
+    """Runs the command line of the process: what the user got wrong ends it with a message and exit status 1.
 
-    trainer: Trainer
-    """The trainer, with its callbacks and loggers."""
-    task: TaskTransformer
-    """The trained task."""
-    data_module: LightningDataModule
-    """The data it was trained on."""
-    metrics: dict[str, float]
-    """The last value of each logged metric."""
-    output_dir: Path
-    """Folder of checkpoints, metrics and images."""
-
-
-def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResult:
-    """Trains what a config describes.
-
-    Args:
-        cfg: A composed config, as `compose(["+task=...", "+dataset=..."])` gives it.
-        instantiator: Makes the parts; None is HydraInstantiator().
-
-    Raises:
-        ConfigError: A part is missing or cannot be made; or the checkpoint is not one, is not of such a task, or leaves
-            nothing to train.
-        DatasetError: The dataset is not prepared, or its files are damaged.
-        StateError: The checkpoint is of another dataset.
-    """
-    cfg = _completed(cfg)
-    instantiator = instantiator or HydraInstantiator()
-    # These take seconds, which a message for a wrong command should not wait for.
-    from energon_dali.tasks.continuation import BatchSeen, explain_end, explained, read_to_continue
-
-    saved = {} if cfg.ckpt_path is None else read_to_continue(cfg.ckpt_path)
-    import lightning
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    if HydraConfig.initialized():
-        logging.getLogger("lightning").handlers.clear()  # Hydra's handlers write its messages already
-    lightning.seed_everything(cfg.seed, verbose=False)
-    trainer = instantiator.trainer(cfg.trainer)  # first: a wrong value should not wait until the data is prepared
-    tokenizer = instantiator.tokenizer(cfg.get("tokenizer"))
-    data_module = instantiator.data_module(cfg.dataset, tokenizer=tokenizer, decoder=cfg.get("decoder"))
-    data_module.prepare_data()
-    data_module.setup("fit")
-    model_data_kwargs = dict(getattr(data_module, "model_data_kwargs", {}))
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    task: Any = instantiator.task(
-        config["task"],
-        backbone=_backbone_config(config["backbone"], saved),
-        optimizer=config["optimizer"],
-        scheduler=config.get("scheduler"),
-        **model_data_kwargs,
-    )
-    # A backbone that began with the weights of a folder says how to make it without: a checkpoint has them itself.
-    alone = getattr(task.backbone, "checkpoint_arguments", dict[str, Any])()
-    task.describe_run({"config": config, "data": model_data_kwargs, "backbone": alone})
-    trained = BatchSeen()
-    trainer.callbacks.append(trained)  # type: ignore[attr-defined]
-    with explained(cfg.ckpt_path, saved.get("config", {}), config):
-        trainer.fit(task, datamodule=data_module, ckpt_path=cfg.ckpt_path)
-    if cfg.ckpt_path is not None and not trained.any_batch:
-        raise ConfigError(explain_end(trainer, cfg.ckpt_path))
-    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    if cfg.get("test_after_fit"):
-        (tested,) = trainer.test(task, datamodule=data_module, verbose=False) or [{}]
-        metrics.update({name: float(value) for name, value in tested.items()})
-    return TrainResult(trainer, task, data_module, metrics, Path(cfg.output_dir))
-
-
-_TOP_LEVEL = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "trainer")
-_SETTINGS = ("seed", "ckpt_path", "output_dir", "test_after_fit")
-_NEEDED = {"task": "+", "dataset": "+", "backbone": "+", "optimizer": "", "trainer": ""}
-"""Groups that every run has, and what the command line writes before them."""
-
-
-def _completed(cfg: DictConfig) -> DictConfig:
-    """Returns a copy of a config with the output folder, and `trainer.gpus` read as `trainer.devices`.
-
-    Raises:
-        ConfigError: A group that every run needs is missing, a name is unknown, the seed is none, or the folder cannot
-            be made.
-    """
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import DictConfig, open_dict
-
-    cfg = cfg.copy()
-    for group, plus in _NEEDED.items():
-        if not isinstance(cfg.get(group), DictConfig):
-            given = [str(name) for name in cfg if name not in _TOP_LEVEL and nearest_names(group, [str(name)])]
-            meant = f" You gave {given[0]}." if given else ""
-            raise ConfigError(
-                f"The run has no {group}.{meant} Add {plus}{group}=NAME to the command; "
-                f"there are: {', '.join(options_of(group))}."
-            )
-    _check_names(cfg)
-    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 1 << 32:
-        raise ConfigError(f"seed={cfg.seed} is invalid: give a whole number from 0 to {(1 << 32) - 1}.")
-    if not isinstance(cfg.get("test_after_fit", False), bool):
-        raise ConfigError(f"test_after_fit={cfg.test_after_fit} is invalid: give true or false.")
-    with open_dict(cfg):
-        if cfg.get("output_dir") is None:
-            cfg.output_dir = HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else "outputs"
-        _make_folder(str(cfg.output_dir))
-        gpus = cfg.trainer.pop("gpus", None)
-        if gpus is not None:
-            newer = _newer_names(gpus, cfg.trainer)
-            said = " ".join(f"trainer.{name}={value}" for name, value in newer.items())
-            warnings.warn(
-                f"trainer.gpus={gpus} is the older name of {said}; write that.", DeprecationWarning, stacklevel=3
-            )
-            cfg.trainer.update(newer)
-    return cfg
-
-
-def _check_names(cfg: DictConfig) -> None:
-    """Raises an error for a name next to the groups that nothing reads, neither a run nor another place of the config.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    from omegaconf import OmegaConf
-
-    known = (*_TOP_LEVEL, *_SETTINGS)
-    unknown = [str(name) for name in cfg if name not in known]
-    written = OmegaConf.to_yaml(cfg, resolve=False) if unknown else ""
-    for name in unknown:
-        if not re.search(r"\$\{\s*" + re.escape(name) + r"\b", written):
-            nearest = nearest_names(name, list(known))
-            meant = f" Did you mean {nearest[0]}?" if nearest else ""
-            raise ConfigError(
-                f"Nothing reads {name}, which the run was given.{meant} Leave it out, or name what it is a part of, as "
-                f"in +trainer.{name}=...; apart from the groups, a run has {', '.join(_SETTINGS)}."
-            )
-
-
-def _backbone_config(cfg: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the backbone's config, by which a run that continues does not read first weights that it does not use."""
-    if cfg.get("_target_") != saved.get("config", {}).get("backbone", {}).get("_target_"):
-        return cfg
-    return {**cfg, **saved.get("backbone", {})}
-
-
-def _make_folder(path: str) -> None:
-    """Makes the output folder now, before there is something to lose; what is a URL is left to Lightning.
-
-    Raises:
-        ConfigError: It cannot be made.
+    HYDRA_FULL_ERROR=1 shows the traceback.
     """
     try:
-        if "://" not in path:
-            Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output_dir={path} cannot be made: {error}. Give a folder that can be written.") from error
+        check_extra()
+    except ConfigError as error:
+        sys.exit(f"Error: {error}")
+    import hydra
+
+    given = sys.argv[1:]
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    parsed, others = parser.parse_known_args(given)
+    overrides = [each for each in others if not each.startswith("-")]
+    try:
+        check_groups(overrides, parsed.config_dir)
+    except ConfigError as error:
+        sys.exit(f"Error: {error}")
+    sys.argv[1:] = [*given, *_quiet_rank(given)]
+    warnings.filterwarnings("default", "trainer.gpus=", DeprecationWarning)
+    # These speak of how Lightning works inside; the folder is not empty because Hydra wrote the config there.
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\)")
+    try:
+        with own_configs(parsed.config_dir):
+            hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(_run)()
+    except SystemExit as exit_:
+        if exit_.code == 1 and not _STARTED and not _shows_everything():
+            explained = explain_refusal(overrides, parsed.config_dir)
+            sys.stderr.write(f"{explained}\n" if explained else "")
+        raise
 
 
-def _newer_names(gpus: Any, trainer: DictConfig) -> dict[str, Any]:
-    """Returns what `trainer.gpus` meant: 0 was the CPU, -1 all GPUs, a list or "0,1" those of these numbers."""
-    if gpus in (0, "0") or gpus == []:
-        return {"accelerator": "cpu", "devices": 1}
-    counted = gpus == "auto" or (isinstance(gpus, int) and gpus > 0)
-    unsaid = trainer.get("accelerator", "auto") == "auto"
-    return {**({"accelerator": "gpu"} if unsaid and not counted else {}), "devices": gpus}
+def _run(cfg: DictConfig) -> dict[str, float]:
+    """Runs what Hydra composed."""
+    _STARTED.append(True)
+    try:
+        return run(cfg).metrics
+    except SystemExit as exit_:
+        # Lightning ends a run on SIGTERM with status 0, which a scheduler takes for a run that is done.
+        sys.exit(128 + signal.SIGTERM if exit_.code is None else exit_.code)
+    except Exception as error:
+        if _shows_everything() or not _is_for_the_user(error):
+            raise
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(1)
+
+
+def _shows_everything() -> bool:
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Returns whether an error says something that can be put right without its traceback."""
+    if isinstance(error, ConfigError | DatasetError | StateError | StorageError):
+        return True
+    exceptions = sys.modules.get("lightning.fabric.utilities.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.MisconfigurationException)
+
+
+def _quiet_rank(given: list[str]) -> list[str]:
+    """Returns overrides for ranks under torchrun other than 0, so that they leave no folder of their own.
+
+    Each process would name its folder by its own clock.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0":
+        return []
+    named = any(override.startswith("hydra.run.dir=") for override in given)
+    folder = [] if named else ["hydra.run.dir=."]
+    return [*folder, "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
 if __name__ == "__main__":
-    # `python -m energon_dali.tasks.train` is the documented command; its command line calls `run` of this module.
-    from energon_dali.tasks.command import command
-
     command()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.error_handlers import describe
 from energon_dali.samples.attributes import attributes_of
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images

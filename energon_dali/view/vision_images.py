@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import View
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, join_patches, show_image
 
 

@@ -23,11 +23,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks import TrainResult, compose, load_task, run
-from energon_dali.tasks import command as command_module
-from energon_dali.tasks.command import _quiet_rank
+from energon_dali.tasks import train as command_module
 from energon_dali.tasks.continuation import explained
 from energon_dali.tasks.core.position.run_checkpoint import RunCheckpoint
-from energon_dali.tasks.train import _completed
+from energon_dali.tasks.train import _quiet_rank
+from energon_dali.tasks.training import _completed
 from tests.tasks.old_checkpoint import rewrite_as_before
 
 CONF = Path(__file__).parent / "tiny_conf"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from energon_dali import SampleDecoder
 from energon_dali.decode.front_ends.front_end import FrontEnd
-from energon_dali.decode.front_ends.vision_input import batch_vision
+from energon_dali.decode.front_ends.vision_batch import batch_vision
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
 from tests.loader.dataset_folder import photographs
 

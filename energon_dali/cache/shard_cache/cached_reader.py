@@ -10,8 +10,8 @@ from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.object_versions import ObjectVersion
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.forks import drop_in_child
-from energon_dali.shards.storage.path import RangeReader, VersionChangedError, VersionedReader
-from energon_dali.shards.storage.store import current_scope
+from energon_dali.shards.storage.path import RangeReader, VersionedReader
+from energon_dali.shards.storage.store import VersionChangedError, current_scope
 
 if TYPE_CHECKING:
     from energon_dali.cache.shard_cache.node_cache import NodeCache

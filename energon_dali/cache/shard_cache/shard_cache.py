@@ -28,8 +28,8 @@ from energon_dali.shards.storage import StoragePath
 
 if TYPE_CHECKING:
     from energon_dali.plan.plan import RowSource
-    from energon_dali.shards.reader import ShardReader
     from energon_dali.shards.storage.path import RangeReader
+    from energon_dali.shards.storage.store import ShardsOfSource
 
 VARIABLE = "ENERGON_DALI_SHARD_CACHE"
 """Environment variable: PATH:MAX_BYTES."""
@@ -126,13 +126,15 @@ class ShardCache:
             return path.open(size)
         return CachedReader(self._node(), path, size)
 
-    def follow(self, plan: RowSource, stream: int, readers: Mapping[int, ShardReader], row: int) -> PlanFollower | None:
+    def follow(
+        self, plan: RowSource, stream: int, sources: Mapping[int, ShardsOfSource], row: int
+    ) -> PlanFollower | None:
         """Starts to follow a stream, so that the cache knows what it needs next.
 
         Args:
             plan: Which rows it reads.
             stream: Its number.
-            readers: By source, what reads its samples.
+            sources: By number of the source, its shards.
             row: Where it is.
 
         Returns:
@@ -140,7 +142,7 @@ class ShardCache:
             None if its shards are not cached.
         """
         cached = {
-            source: reader for source, reader in readers.items() if self.cache_local or not reader.folder.root.is_local
+            source: shards for source, shards in sources.items() if self.cache_local or not shards[0].root.is_local
         }
         if not cached:
             return None
@@ -148,8 +150,8 @@ class ShardCache:
         if not node.is_usable:
             return None
         layouts = {
-            source: ShardLayout(reader.folder, reader.part_filter, node.block_bytes)
-            for source, reader in cached.items()
+            source: ShardLayout(folder, part_filter, node.block_bytes)
+            for source, (folder, part_filter) in cached.items()
         }
         follower = PlanFollower(plan, stream, layouts, row, FEWEST_USES, node.planner.remove)
         node.planner.add(follower)

@@ -9,10 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, cropped_view, resized_size
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import View
 from energon_dali.decode.front_ends.processor_config import LARGEST_SIDE, is_integer
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:

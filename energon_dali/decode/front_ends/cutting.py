@@ -9,6 +9,44 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.decode.front_ends.layout import View
+    from energon_dali.decode.front_ends.resampling import Pixels
+
+
+def placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tensor:
+    """Returns the canvas of a view: uint8[3, H, W], contiguous."""
+    planes = pixels.planes()
+    height, width = view.canvas_size
+    if (height, width) == (view.height, view.width) and view.position == (0, 0):
+        return planes
+    import torch
+
+    if len(set(fill)) == 1:
+        canvas = torch.full((3, height, width), fill[0], dtype=torch.uint8, device=planes.device)
+    else:
+        canvas = torch.tensor(fill, dtype=torch.uint8, device=planes.device)[:, None, None].repeat(1, height, width)
+    top, left = view.position
+    rows = slice(max(0, top), min(height, top + view.height))
+    columns = slice(max(0, left), min(width, left + view.width))
+    canvas[:, rows, columns] = planes[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    return canvas
+
+
+def clear_outside(tiles: torch.Tensor, view: View) -> None:
+    """Sets what is outside the view to zero, in the tiles [n, 3, height, width] of its canvas."""
+    height, width = view.tile_size
+    columns = view.canvas_size[1] // width
+    top, left = view.position
+    for number in range(len(tiles)):
+        tile_top, tile_left = number // columns * height, number % columns * width
+        first_row, last_row = (min(max(edge - tile_top, 0), height) for edge in (top, top + view.height))
+        first, last = (min(max(edge - tile_left, 0), width) for edge in (left, left + view.width))
+        tile = tiles[number]
+        tile[:, :first_row] = 0
+        tile[:, last_row:] = 0
+        tile[:, :, :first] = 0
+        tile[:, :, last:] = 0
+
 
 def cut_tiles(planes: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Returns the tiles of a canvas, row by row.

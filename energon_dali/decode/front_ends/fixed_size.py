@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.cutting import cut_tiles
+from energon_dali.decode.front_ends.cutting import clear_outside, cut_tiles, placed
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,26 +105,28 @@ class FrontEnd(ABC):
             ConfigError: A value is not supported.
         """
 
-    @staticmethod
+    @classmethod
     def from_processor(
-        processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
-    ) -> FrontEnd:
-        """Returns the front end that makes what a Hugging Face processor makes.
+        cls, processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
+    ) -> Self:
+        """Returns the front end that makes what a Hugging Face processor makes; on VideoFrontEnd, its video half.
 
         Args:
             processor: An image or video processor, or a processor that has one; or the folder (or JSON file) that it
                 was saved to, for which transformers need not be installed.
             dtype: Type of the values; None takes the processor's: "float32", or "uint8" if it neither rescales nor
                 normalises.
-            resampling: Who resamples; None follows the processor's backend, and takes "pil" for a folder.
-            **fields: Further fields of the family's front end, such as patch_size, which some processors do not know.
+            resampling: Who resamples; None follows the processor's backend, and takes "pil" for a folder; for videos
+                "torch", as video processors do.
+            **fields: Further fields of the family's front end, such as patch_size, fps or num_frames, which some
+                processors do not know.
 
         Raises:
             ConfigError: No front end covers this processor, or one of its values. The message lists those that exist.
         """
         from energon_dali.decode.front_ends.registry import make_front_end
 
-        return make_front_end(processor, dtype=dtype, resampling=resampling, **fields)
+        return make_front_end(cls, processor, dtype, resampling, fields)
 
     @abstractmethod
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -274,7 +275,7 @@ class FrontEnd(ABC):
             start = 0
             for view in layout.views:
                 if view.fill is None:
-                    _clear_outside(out[start : start + view.num_tiles], view)
+                    clear_outside(out[start : start + view.num_tiles], view)
                 start += view.num_tiles
         return out
 
@@ -318,7 +319,7 @@ class FrontEnd(ABC):
             if fills and not view.emitted:
                 made.append(resized)
                 continue
-            canvas = _placed(resized, view, view.fill or self.fill or (0, 0, 0))
+            canvas = placed(resized, view, view.fill or self.fill or (0, 0, 0))
             made.append(resized if fills else Pixels(tensor=canvas))
             if view.emitted:
                 yield view, canvas
@@ -330,6 +331,41 @@ class FrontEnd(ABC):
 
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
+
+
+@dataclass(eq=False)
+class VisionInput:
+    """One image as a model takes it, kept as bytes: a fraction of the values, to which `batch_vision` converts them."""
+
+    pixels: torch.Tensor
+    """Bytes of the patches or tiles, resampled and cut but not converted: uint8[rows, a, b], one of whose axes is the
+    channel. Families that make something else of bytes keep the values themselves."""
+    layout: ImageLayout
+    """Size of the image, views, grid and number of tokens."""
+    front_end: FrontEnd
+    """What made it; one object for all images of a decoder within a process."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Patches or tiles in the front end's dtype, converted now; the front end's class says their shape."""
+        return self.front_end.finish(self.pixels, self.layout)
+
+    @property
+    def rows(self) -> int:
+        """Number of patches or tiles: the length of `values`."""
+        return len(self.pixels)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this image in the text, as the processor counts them: its features and the markers around them."""
+        return self.layout.num_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"VisionInput({self.front_end.family}: {self.layout.width}x{self.layout.height} -> "
+            f"{list(self.front_end.values_shape(self.pixels, self.layout))} {self.front_end.dtype}, "
+            f"{self.num_tokens} tokens)"
+        )
 
 
 def replace_tokens(text: str, token: str, replacements: Sequence[str], noun: str) -> str:
@@ -347,38 +383,3 @@ def replace_tokens(text: str, token: str, replacements: Sequence[str], noun: str
     for replacement, piece in zip(replacements, pieces[1:], strict=True):
         expanded += (replacement, piece)
     return "".join(expanded)
-
-
-def _placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tensor:
-    """Returns the canvas of a view: uint8[3, H, W], contiguous."""
-    planes = pixels.planes()
-    height, width = view.canvas_size
-    if (height, width) == (view.height, view.width) and view.position == (0, 0):
-        return planes
-    import torch
-
-    if len(set(fill)) == 1:
-        canvas = torch.full((3, height, width), fill[0], dtype=torch.uint8, device=planes.device)
-    else:
-        canvas = torch.tensor(fill, dtype=torch.uint8, device=planes.device)[:, None, None].repeat(1, height, width)
-    top, left = view.position
-    rows = slice(max(0, top), min(height, top + view.height))
-    columns = slice(max(0, left), min(width, left + view.width))
-    canvas[:, rows, columns] = planes[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-    return canvas
-
-
-def _clear_outside(tiles: torch.Tensor, view: View) -> None:
-    """Sets what is outside the view to zero, in the tiles [n, 3, height, width] of its canvas."""
-    height, width = view.tile_size
-    columns = view.canvas_size[1] // width
-    top, left = view.position
-    for number in range(len(tiles)):
-        tile_top, tile_left = number // columns * height, number % columns * width
-        first_row, last_row = (min(max(edge - tile_top, 0), height) for edge in (top, top + view.height))
-        first, last = (min(max(edge - tile_left, 0), width) for edge in (left, left + view.width))
-        tile = tiles[number]
-        tile[:, :first_row] = 0
-        tile[:, last_row:] = 0
-        tile[:, :, :first] = 0
-        tile[:, :, last:] = 0

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:

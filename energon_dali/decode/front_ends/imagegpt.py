@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, finite_number
-from energon_dali.decode.front_ends.vision_input import VisionInput
 
 if TYPE_CHECKING:
     import torch

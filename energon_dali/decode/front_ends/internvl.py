@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, require_one_size
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.vision_input import VisionInput
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig

@@ -14,8 +14,8 @@ from energon_dali.decode.front_ends.any_resolution import (
     take_resolution_fields,
     without_padding,
 )
+from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:

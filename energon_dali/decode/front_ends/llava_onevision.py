@@ -17,11 +17,10 @@ from energon_dali.decode.front_ends.any_resolution import (
 )
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
 from energon_dali.decode.front_ends.layout import ImageLayout
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.front_end import FrontEnd
+    from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _SIDES = (384, 768, 1152, 1536, 1920, 2304)

@@ -18,8 +18,8 @@ from energon_dali.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.decode.front_ends.front_end import VisionInput
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.vision_input import VisionInput
 
 
 @dataclass(frozen=True, kw_only=True)

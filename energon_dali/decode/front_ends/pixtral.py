@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:

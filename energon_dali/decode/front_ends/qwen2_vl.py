@@ -11,10 +11,9 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
-from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA
-from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.front_end import VisionInput
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.vision_input import VisionInput
 
 _SHARE_OF_BUDGET = 0.9
 _ABOVE_FEWEST = 1.05

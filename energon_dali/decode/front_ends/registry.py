@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
@@ -18,7 +17,7 @@ from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.pixtral import Pixtral
-from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_processor, read_video_processor
+from energon_dali.decode.front_ends.processor_config import read_processor, read_video_processor
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.siglip2 import Siglip2
@@ -58,34 +57,15 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
 
 
 def make_front_end(
-    processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
-) -> FrontEnd:
-    """Returns the front end for a processor; see `FrontEnd.from_processor`.
-
-    Raises:
-        ConfigError: No family covers the processor, or one of its values.
-    """
-    return _make(read_processor(processor), (*FAMILIES, *VIDEO_FAMILIES), dtype, resampling, fields)
-
-
-def make_video_front_end(
-    processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
-) -> VideoFrontEnd:
-    """Returns the front end for the video half of a processor; see `VideoFrontEnd.from_processor`.
-
-    Raises:
-        ConfigError: No family covers the processor, or one of its values.
-    """
-    return _make(read_video_processor(processor), VIDEO_FAMILIES, dtype, resampling, fields)
-
-
-def _make(
-    config: ProcessorConfig,
-    families: Sequence[type[Made]],
-    dtype: ImageDtype | None,
-    resampling: Resampling | None,
-    fields: dict[str, Any],
+    kind: type[Made], processor: object, dtype: ImageDtype | None, resampling: Resampling | None, fields: dict[str, Any]
 ) -> Made:
+    """Returns the front end for a processor, or for its video half; see `FrontEnd.from_processor`.
+
+    Raises:
+        ConfigError: No family covers the processor, or one of its values.
+    """
+    config = (read_video_processor if issubclass(kind, VideoFrontEnd) else read_processor)(processor)
+    families = [family for family in (*FAMILIES, *VIDEO_FAMILIES) if issubclass(family, kind)]
     for family in families:
         if config.type_name in family.processors:
             front_end = family.from_config(config)

@@ -8,17 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.front_ends.front_end import FrontEnd, replace_tokens
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput, replace_tokens
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
 from energon_dali.decode.front_ends.resampling import Pixels, Resampling
-from energon_dali.decode.front_ends.vision_input import VideoInput
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
 
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.spec import ImageDtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +50,6 @@ class VideoFrontEnd(FrontEnd):
             raise ConfigError(f"num_frames={self.num_frames!r} is invalid: it must be a whole number of at least 1.")
         if self.fps is not None and not self.fps > 0:
             raise ConfigError(f"fps={self.fps!r} is invalid: it must be a number of frames per second above 0.")
-
-    @staticmethod
-    def from_processor(
-        processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
-    ) -> VideoFrontEnd:
-        """Returns the front end that makes what a Hugging Face video processor makes.
-
-        Args:
-            processor: A video processor, or a processor that has one; or the folder (or JSON file) that it was saved
-                to, for which transformers need not be installed.
-            dtype: Type of the values; None takes the processor's: "float32", or "uint8" if it neither rescales nor
-                normalises.
-            resampling: Who resamples; None takes "torch", as video processors do.
-            **fields: Further fields of the family's front end, such as fps, num_frames or num_image_tokens.
-
-        Raises:
-            ConfigError: No front end covers this processor, or one of its values. The message lists those that exist.
-        """
-        from energon_dali.decode.front_ends.registry import make_video_front_end
-
-        return make_video_front_end(processor, dtype=dtype, resampling=resampling, **fields)
 
     @abstractmethod
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
@@ -228,3 +205,22 @@ def take_unused(config: ProcessorConfig, *names: str) -> None:
     """Takes values that do not change what a video becomes: frames are RGB already, and metadata is always known."""
     for name in ("do_convert_rgb", "return_metadata", "video_metadata", "use_token_compression", *names):
         config.take(name)
+
+
+@dataclass(eq=False, repr=False)
+class VideoInput(VisionInput):
+    """One video as a model takes it. Its `pixels` are the values."""
+
+    layout: VideoLayout
+    """Size and chosen frames of the video, views, grid and number of tokens."""
+    front_end: VideoFrontEnd
+    """What made it."""
+    timestamps: tuple[float, ...] = ()
+    """When each chosen frame is shown, in seconds, as the file says."""
+
+    def __repr__(self) -> str:
+        return (
+            f"VideoInput({self.front_end.family}: {self.layout.width}x{self.layout.height}, "
+            f"{len(self.layout.frames)} of {self.layout.total_frames} frames -> "
+            f"{list(self.pixels.shape)} {self.front_end.dtype}, {self.num_tokens} tokens)"
+        )

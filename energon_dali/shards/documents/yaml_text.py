@@ -11,6 +11,10 @@ from energon_dali.errors import DatasetFormatError
 
 MAX_DEPTH = 64
 """Levels of nesting in one file."""
+_TOO_DEEP = f"values are nested in more than {MAX_DEPTH} levels. Use several files"
+_PARSER_TOO_DEEP = "maximum nesting depth"
+"""What libyaml says of about 1,000 levels, from PyYAML 6.0.4 on. It reads ahead, so that this comes before the events
+of the first levels."""
 MAX_VALUES = 1_000_000
 """Values in one file, with each alias counted as often as it is used."""
 
@@ -53,6 +57,8 @@ def parse_yaml(content: bytes, file: str, lines: dict[Keys, int] | None = None) 
         builder.build(content.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark and _PARSER_TOO_DEEP in text:
+            raise DatasetFormatError(f"{file}:{error.problem_mark.line + 1}: {_TOO_DEEP}.") from error
         raise DatasetFormatError(f"{file} cannot be parsed: {text[:500]}. Correct it.") from error
     return builder.result
 
@@ -151,7 +157,7 @@ class _Builder:
         if self._awaits_key():
             raise self._error(event, "a key is not text. Write text, such as `name: value`")
         if len(self._open) >= MAX_DEPTH:
-            raise self._error(event, f"values are nested in more than {MAX_DEPTH} levels. Use several files")
+            raise self._error(event, _TOO_DEEP)
         self._open.append(_Open(value, self._put(value, event, None), event.anchor, self._values - 1))
 
     def _put(self, value: Any, event: Any, anchor: str | None) -> Keys:

@@ -9,9 +9,8 @@ from typing import Any
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, SMALL_BYTES, open_bucket
-from energon_dali.shards.storage.path import VersionChangedError
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import PROBE_BYTES, changed_text, current_scope, store_of
+from energon_dali.shards.storage.store import PROBE_BYTES, VersionChangedError, changed_text, current_scope, store_of
 
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""

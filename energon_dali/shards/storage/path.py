@@ -46,10 +46,6 @@ class VersionedReader(RangeReader, Protocol):
     """Raise VersionChangedError for a response of a version other than this ETag; "" accepts any."""
 
 
-class VersionChangedError(StorageError):
-    """A file was replaced by another version while it was being read."""
-
-
 class Backend(Protocol):
     """A kind of storage; every method takes a complete path or URL.
 

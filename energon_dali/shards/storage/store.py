@@ -21,7 +21,7 @@ from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
     from energon_dali.plan.plan import RowSource
-    from energon_dali.shards.reader import ShardReader
+    from energon_dali.shards.folder import WebdatasetFolder
     from energon_dali.shards.storage.path import RangeReader, StoragePath
 
 Probe = Callable[[int], object]
@@ -39,6 +39,10 @@ _PREPARED = "/.nv-meta/"
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 _log = logging.getLogger(__name__)
+
+
+class VersionChangedError(StorageError):
+    """A file was replaced by another version while it was being read."""
 
 
 class Clock:
@@ -169,6 +173,10 @@ class RetryPolicy:
                 raise ConfigError(f"RetryPolicy({name}={seconds!r}) is invalid: give a number of seconds, at least 0.")
 
 
+ShardsOfSource = tuple["WebdatasetFolder", "Callable[[str], bool] | None"]
+"""A dataset, and which of its parts are read, given their names; None reads all."""
+
+
 class ShardOpener(Protocol):
     """Opens shards in another way than from their storage directly, such as through a cache."""
 
@@ -181,7 +189,7 @@ class ShardOpener(Protocol):
         """
 
     def follow(
-        self, plan: RowSource, stream: int, readers: Mapping[int, ShardReader], row: int
+        self, plan: RowSource, stream: int, sources: Mapping[int, ShardsOfSource], row: int
     ) -> StreamFollower | None:
         """Starts to follow what a stream reads, from a row of its plan on; None if that is of no use."""
 

@@ -87,7 +87,7 @@ def test_half_the_data_has_the_hits_of_the_optimum(tmp_path: Path, window: int, 
         cache = cache_of(home, room_for(6), fill_requests=0)
         reader = ShardReader(folder)
         files = [cache.open(folder.root / name, None) for name in folder.shard_names]
-        follower = cache.follow(order, 0, {0: reader}, 0) if followed else None
+        follower = cache.follow(order, 0, {0: (reader.folder, None)}, 0) if followed else None
         with counted() as counts:
             for number, (shard, block) in enumerate(blocks):
                 if follower is not None:

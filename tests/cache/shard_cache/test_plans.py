@@ -18,7 +18,6 @@ from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.cache.shard_cache.shard_layout import ShardLayout
 from energon_dali.plan import BlendPlan, Slices, SourcePlan
 from energon_dali.plan.next_use import UseTable
-from energon_dali.shards.reader import ShardReader
 from tests.cache.shard_cache.shards import BLOCK, block_files, cache_of, counted
 from tests.cache.shard_cache.test_eviction_by_plan import block_dataset, room_for
 
@@ -102,7 +101,7 @@ def test_blocks_are_fetched_ahead_as_long_as_they_are_worth_it(tmp_path: Path) -
     shards, samples = rows.shards.tolist(), rows.indices.tolist()
     wanted = sorted(zip(shards, samples, strict=True))
     with counted() as counts:
-        follower = cache.follow(order, 0, {0: ShardReader(folder)}, 0)
+        follower = cache.follow(order, 0, {0: (folder, None)}, 0)
         assert follower is not None
         end = time.monotonic() + 20
         while len(block_files(tmp_path / "cache")) < 6 and time.monotonic() < end:
@@ -126,7 +125,7 @@ def test_a_process_evicts_by_the_plans_of_others(tmp_path: Path, fork: bool) -> 
     order = SourcePlan(Slices.whole_shards([8]), 1, 0, shuffle=False)
     path = folder.root / folder.shard_names[0]
     cache = cache_of(tmp_path / "cache", room_for(4), fill_requests=0)
-    follower = cache.follow(order, 0, {0: ShardReader(folder)}, 0)
+    follower = cache.follow(order, 0, {0: (folder, None)}, 0)
     assert follower is not None
     node = cache._node()
     assert node.planner.wait_until_planned(20)

@@ -1,73 +1,11 @@
-"""What a decoder with a front end makes of an image, and how several become a model's input."""
+"""Makes one model input of what front ends made of several images and videos."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-
-    from energon_dali.decode.front_ends.front_end import FrontEnd
-    from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
-    from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
-
-
-@dataclass(eq=False)
-class VisionInput:
-    """One image as a model takes it, kept as bytes: a fraction of the values, to which `batch_vision` converts them."""
-
-    pixels: torch.Tensor
-    """Bytes of the patches or tiles, resampled and cut but not converted: uint8[rows, a, b], one of whose axes is the
-    channel. Families that make something else of bytes keep the values themselves."""
-    layout: ImageLayout
-    """Size of the image, views, grid and number of tokens."""
-    front_end: FrontEnd
-    """What made it; one object for all images of a decoder within a process."""
-
-    @property
-    def values(self) -> torch.Tensor:
-        """Patches or tiles in the front end's dtype, converted now; the front end's class says their shape."""
-        return self.front_end.finish(self.pixels, self.layout)
-
-    @property
-    def rows(self) -> int:
-        """Number of patches or tiles: the length of `values`."""
-        return len(self.pixels)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of this image in the text, as the processor counts them: its features and the markers around them."""
-        return self.layout.num_tokens
-
-    def __repr__(self) -> str:
-        return (
-            f"VisionInput({self.front_end.family}: {self.layout.width}x{self.layout.height} -> "
-            f"{list(self.front_end.values_shape(self.pixels, self.layout))} {self.front_end.dtype}, "
-            f"{self.num_tokens} tokens)"
-        )
-
-
-@dataclass(eq=False, repr=False)
-class VideoInput(VisionInput):
-    """One video as a model takes it. Its `pixels` are the values."""
-
-    layout: VideoLayout
-    """Size and chosen frames of the video, views, grid and number of tokens."""
-    front_end: VideoFrontEnd
-    """What made it."""
-    timestamps: tuple[float, ...] = ()
-    """When each chosen frame is shown, in seconds, as the file says."""
-
-    def __repr__(self) -> str:
-        return (
-            f"VideoInput({self.front_end.family}: {self.layout.width}x{self.layout.height}, "
-            f"{len(self.layout.frames)} of {self.layout.total_frames} frames -> "
-            f"{list(self.pixels.shape)} {self.front_end.dtype}, {self.num_tokens} tokens)"
-        )
 
 
 def batch_vision(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str, Any]:
