@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
-from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.errors import DatasetFormatError, SkipSample
 from energon_dali.samples import CrudeSample, SourceInfo
+from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample
 
 

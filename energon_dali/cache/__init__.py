@@ -15,7 +15,6 @@ from energon_dali.cache.pool import (
     NoCachePool,
     SettledLazy,
     active_pool,
-    pool_context,
 )
 from energon_dali.cache.shard_cache import ShardCache
 from energon_dali.cache.system_file_store import SystemFileStore
@@ -40,6 +39,5 @@ __all__ = [
     "WebdatasetFileStore",
     "active_pool",
     "open_store",
-    "pool_context",
     "resolve_store",
 ]

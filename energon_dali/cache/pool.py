@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from energon_dali.cache.file_store import FileStore, add_source
 from energon_dali.errors import DatasetError
 from energon_dali.samples import SourceInfo
+from energon_dali.shards.storage.store import current_scope
 
 T = TypeVar("T")
 
@@ -226,38 +225,9 @@ class NoCachePool(CachePool):
         pass
 
 
-class _Active(threading.local):
-    """The pool of the hooks that run in a thread."""
-
-    pool: CachePool | None = None
-
-
-_ACTIVE = _Active()
 _NO_CACHE = NoCachePool()
 
 
 def active_pool() -> CachePool:
     """Returns the pool of the loader whose hooks run in this thread; a NoCachePool if it has none."""
-    return _ACTIVE.pool or _NO_CACHE
-
-
-class pool_context:  # noqa: N801 - read as a statement: with pool_context(pool)
-    """Sets the pool for the hooks that run in this thread, inside a `with`.
-
-    Args:
-        pool: The pool; None is a NoCachePool.
-    """
-
-    __slots__ = ("_before", "_pool")
-
-    def __init__(self, pool: CachePool | None) -> None:
-        self._pool = pool
-        self._before: CachePool | None = None
-
-    def __enter__(self) -> None:
-        self._before, _ACTIVE.pool = _ACTIVE.pool, self._pool
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _ACTIVE.pool = self._before
+    return current_scope().cache_pool or _NO_CACHE

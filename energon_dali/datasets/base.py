@@ -13,7 +13,7 @@ from typing_extensions import Self
 from energon_dali.datasets.iterated import RUNS, adapt, own_state, restore_own_state
 from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding, refuse_trainer
-from energon_dali.datasets.restore_key import Key, try_restore
+from energon_dali.datasets.restore_key import try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import (
     is_sent_to_torch_workers,
@@ -23,6 +23,7 @@ from energon_dali.datasets.torch_workers import (
 )
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
+from energon_dali.samples.base import Key
 
 if TYPE_CHECKING:
     from energon_dali.decode.interface import Placement

@@ -66,7 +66,7 @@ class Fetch:
         self._clock = context.metrics.clock("read")
         self._read_size = read_size
         self._starts, self._offsets = _shard_starts(sources)
-        self._seed_states = np.array([source.load.seed_state for source in sources], np.uint64)
+        self._source_seeds = np.array([source.load.source_seed for source in sources], np.uint64)
         several = len(sources) > 1
         self._most_planned = min(max(MOST_PLANNED, PLANNED_PER_SOURCE * len(sources)), LARGEST_PLAN)
         self._most_ahead = max(REPEATED_ROWS, 2 * plan.num_samples // plan.num_streams)
@@ -241,7 +241,7 @@ class Fetch:
             self._planned_size = min(2 * self._planned_size, self._most_planned)
         columns = self._columns.take(slice(offset, offset + MOST_PLANNED))
         numbers = self._starts[self._offsets[columns.sources] + columns.shards] + columns.indices
-        seeds = sample_seeds(self._seed_states[columns.sources], columns.passes, numbers)
+        seeds = sample_seeds(self._source_seeds[columns.sources], columns.passes, numbers)
         lists = (columns.sources, columns.shards, columns.indices, columns.passes, numbers, seeds)
         return list(zip(*(column.tolist() for column in lists), strict=True))
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.calls import NOT_AWAITED
 from energon_dali.datasets.metrics import FailureRecord
-from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.error_handlers import LOGGER, log_exception
 from energon_dali.errors import (
     DecodeError,
@@ -22,6 +21,7 @@ from energon_dali.errors import (
     StoreUnavailableError,
     WorkerError,
 )
+from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.task_encoder.context import batch_context, call_in_context, sample_context
 
 if TYPE_CHECKING:

@@ -14,16 +14,15 @@ from zlib import crc32
 import numpy as np
 
 from energon_dali.av import AVData
-from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.decode import Decoded, Decoder, MediaHandle
 from energon_dali.decode.basic import REFUSED_PICKLE
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import DatasetFormatError, DecodeError
-from energon_dali.plan import sample_seed_state, sample_seeds
+from energon_dali.plan import sample_seeds, source_seed
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import Clips, CrudeSample, SourceInfo
-from energon_dali.samples.base import BASE_FIELDS
+from energon_dali.samples.base import BASE_FIELDS, Key, set_restore_key
 from energon_dali.shards import RawSample
 
 if TYPE_CHECKING:
@@ -219,13 +218,13 @@ class SampleLoader:
 
     def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
         """Returns the seeds of samples from their passes over the data and their numbers in the dataset."""
-        seeds: list[int] = sample_seeds(np.array([self.seed_state], np.uint64), epochs, indices).tolist()
+        seeds: list[int] = sample_seeds(np.array([self.source_seed], np.uint64), epochs, indices).tolist()
         return seeds
 
     @property
-    def seed_state(self) -> int:
+    def source_seed(self) -> int:
         """What the seeds of all its samples have in common; see `plan.sample_seeds`."""
-        return sample_seed_state(self.seed, self.source_number)
+        return source_seed(self.seed, self.source_number)
 
     def __call__(self, raw: RawSample, seed: int, restore_key: Key = ()) -> Any:
         """Returns the sample.

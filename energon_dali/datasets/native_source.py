@@ -15,7 +15,6 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements, handles_of
@@ -23,6 +22,7 @@ from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError
 from energon_dali.plan import SourcePlan
 from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample, ShardReader
 
 T = TypeVar("T")

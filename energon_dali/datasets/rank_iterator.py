@@ -11,22 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.planned import in_turn
-from energon_dali.datasets.skipped_steps import SkippedSteps, as_entry, skipped_by_state
-from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
+from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry, skipped_by_state
+from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
-from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
+from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of, plain, restore_stream
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts
 from energon_dali.worker_config import running_stream
 
 if TYPE_CHECKING:
-    from energon_dali.cache import CachePool
-
     # For its type alone: a dataset iterates itself with a RankIterator.
     from energon_dali.datasets.base import SavableDataset
 
@@ -54,7 +51,6 @@ class RankIterator(Iterator[T], Generic[T]):
         dataset: The outermost dataset.
         blocks: Delivers blocks of worker processes; None runs everything in this process.
         metrics: Takes counts and times.
-        cache_pool: What hooks in this process see as `TaskEncoder.cache`; None fetches nothing ahead.
         retries: How reading in this process is retried after errors; None uses the default policy.
         worker: Iterates the streams of this worker alone; None takes all streams of the rank.
     """
@@ -64,7 +60,6 @@ class RankIterator(Iterator[T], Generic[T]):
         dataset: SavableDataset[T],
         blocks: BlockSource | None = None,
         metrics: Metrics | None = None,
-        cache_pool: CachePool | None = None,
         retries: ReadScope | None = None,
         worker: int | None = None,
     ) -> None:
@@ -76,7 +71,6 @@ class RankIterator(Iterator[T], Generic[T]):
         # The limit counts the elements of all streams together, so it is applied here.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
         self._blocks = blocks
-        self._cache_pool = cache_pool
         self.metrics = metrics or Metrics()
         self._retries = retries or ReadScope(count=self.metrics.count)
         self._streams = config.streams if worker is None else config.layout.worker_streams(config.rank, worker)
@@ -138,7 +132,7 @@ class RankIterator(Iterator[T], Generic[T]):
             count = now.steps(config).stop - step
             if self._limit is not None:
                 count = min(count, self._limit.length - self._given)
-            with pool_context(self._cache_pool), read_scope(self._retries):
+            with read_scope(self._retries):
                 moved = in_turn(self._streams, self._counts, self._ended, count, self._skip_of_stream)
             if not moved:
                 return  # the epoch is over
@@ -172,7 +166,7 @@ class RankIterator(Iterator[T], Generic[T]):
             depth = context_depth()
             try:
                 config = self._dataset.worker_config
-                with pool_context(self._cache_pool), read_scope(self._retries), running_stream(config, stream):
+                with read_scope(self._retries), running_stream(config, stream):
                     element = next(self._iterator(stream))
             except StopIteration:
                 self._ended.add(stream)
@@ -238,7 +232,7 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns the same at low cost; `stream.plain` turns it into plain values."""
         return {
             "given": self._given,
-            **as_entry(self._skipped),
+            **(as_entry(self._skipped) if self._skipped else {}),
             "streams": {
                 str(stream): {
                     "count": self._counts[stream],
@@ -275,7 +269,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 "fits every layout."
             )
         check_plain(state)
-        self._skipped = skipped_by_state(state)
+        self._skipped = skipped_by_state(state) if SKIPPED in state else []
         self._given = count_of(state, "given") if "given" in state else 0
         if self._limit is not None and self._given > self._limit.length:
             # The epochs became shorter, or there are fewer ranks: the remainder is the position in the current epoch.

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.hooks import hook_context
-from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
+from energon_dali.datasets.restore_key import expect_name, key_from_json
 from energon_dali.errors import StateError
+from energon_dali.samples.base import Key, set_restore_key
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

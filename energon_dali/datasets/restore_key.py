@@ -6,32 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from energon_dali.errors import SkipSample, StateError, StoreUnavailableError
+from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt
-
-Key = tuple[Any, ...]
 
 _KEYS_AT_ONCE = 64
 """Number of elements of a buffer that are read and decoded together after a restore."""
-
-
-def get_restore_key(element: Any) -> Key:
-    """Returns the key of a sample, batch or crude dict; () if it has none."""
-    if isinstance(element, dict):
-        return element.get("__restore_key__", ())  # type: ignore[no-any-return]
-    return getattr(element, "__restore_key__", ())
-
-
-def set_restore_key(element: Any, key: Key) -> Any:
-    """Sets the key of an element, if it has a field for one, and returns the element.
-
-    A dict gets no new field, because user code that iterates over its values does not expect one.
-    """
-    if isinstance(element, dict):
-        if "__restore_key__" in element:
-            element["__restore_key__"] = key
-    elif hasattr(element, "__restore_key__"):
-        object.__setattr__(element, "__restore_key__", key)  # frozen dataclasses as well
-    return element
 
 
 def key_from_json(key: Any) -> Key:

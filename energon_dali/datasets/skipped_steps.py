@@ -12,7 +12,7 @@ from energon_dali.shards.documents.state_entries import MAX_COUNT
 from energon_dali.worker_config import WorkerConfig
 
 SkipBy = Literal["plan", "run"]
-ENTRY = "skipped"
+SKIPPED = "skipped"
 """Name of the entry of a state; it is only there while a range is still to come."""
 
 
@@ -39,7 +39,7 @@ def skipped_by_state(state: Mapping[str, Any]) -> list[SkippedSteps]:
     Raises:
         StateError: The entry is damaged.
     """
-    entry = state.get(ENTRY, [])
+    entry = state.get(SKIPPED, [])
     good = isinstance(entry, (list, tuple)) and all(
         isinstance(row, (list, tuple))
         and len(row) == 3
@@ -49,14 +49,14 @@ def skipped_by_state(state: Mapping[str, Any]) -> list[SkippedSteps]:
         for row in entry
     )
     if not good:
-        raise StateError(f"The state is damaged: {ENTRY} is {excerpt(entry)}, not a list of ranges. Restore another.")
+        raise StateError(f"The state is damaged: {SKIPPED} is {excerpt(entry)}, not a list of ranges. Restore another.")
     return sorted({SkippedSteps(row[0], row[1], cast("SkipBy", row[2])) for row in entry})
 
 
 def as_entry(ranges: Iterable[SkippedSteps]) -> dict[str, Any]:
     """Returns the entry of a state for ranges; {} for none."""
     rows = [[one.first, one.stop, one.by] for one in sorted(set(ranges))]
-    return {ENTRY: rows} if rows else {}
+    return {SKIPPED: rows} if rows else {}
 
 
 def steps_to_skip(first: object, stop: object, by: SkipBy, config: WorkerConfig) -> SkippedSteps:

@@ -14,7 +14,7 @@ from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS, ShareFeedback
 from energon_dali.datasets.planned import MOST_PLANNED_SAMPLES, Planned, too_many_samples
-from energon_dali.datasets.restore_key import Key, expect_name, get_restore_key, set_restore_key
+from energon_dali.datasets.restore_key import expect_name
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.datasets.source_names import short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
@@ -22,6 +22,7 @@ from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan, Rows, SourcePlan, weighted_draws
 from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
 

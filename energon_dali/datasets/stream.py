@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import Key, get_restore_key
-from energon_dali.errors import ConfigError, StateError
-from energon_dali.shards.documents.state_entries import DAMAGED
+from energon_dali.errors import ConfigError
+from energon_dali.samples.base import Key, get_restore_key
 
 if TYPE_CHECKING:
     from energon_dali.datasets.mixing.share_feedback import ShareFeedback
@@ -174,109 +172,3 @@ class WrapperIterator(StreamIterator[T]):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> None:
-    """Continues an iterator at a state that may be damaged.
-
-    Args:
-        iterator: Before its first element.
-        state: The saved state of such an iterator.
-        stream: Number of the stream, for the message.
-
-    Raises:
-        StateError: The state does not fit the iterator.
-    """
-    try:
-        iterator.load_state_dict(state)
-    except StateError as error:
-        _, of_an_entry, reason = str(error).partition(DAMAGED)
-        if not of_an_entry:
-            raise
-        raise StateError(f"The state of stream {stream} is damaged, or of another release: {reason}") from error
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StateError(
-            f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
-            f"{type(error).__name__}: {str(error)[:300]}. Restore another one."
-        ) from error
-
-
-class Snapshot:
-    """Rows that no longer change: keys, such as those of a packing buffer in one round, or states.
-
-    Args:
-        rows: Nested lists or tuples of plain values and states, which must not be changed.
-        data: The same, pickled, instead of the rows if another process sent them.
-    """
-
-    __slots__ = ("_data", "_plain", "_rows")
-
-    def __init__(self, rows: Sequence[Any] | None = None, data: bytes = b"") -> None:
-        self._rows = rows
-        self._data = data
-        self._plain: list[Any] | None = None
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """The rows, unpickled on first access."""
-        if self._rows is None:
-            self._rows = pickle.loads(self._data)
-        return self._rows
-
-    @property
-    def plain_rows(self) -> list[Any]:
-        """The rows as nested lists, converted on first access; the caller must not change them."""
-        if self._plain is None:
-            self._plain = _plain_rows(self.rows)
-        return self._plain
-
-    @property
-    def data(self) -> bytes:
-        """The rows, pickled."""
-        return self._data or pickle.dumps(self._rows, protocol=5)
-
-    def __reduce__(self) -> Any:
-        return Snapshot, (None, self.data)
-
-
-class Rest:
-    """The rows of a snapshot from `start` on. A state holds it in place of the list of these rows.
-
-    Making a state with a Rest takes the same time however many rows there are. `plain` replaces it by the list. The
-    rows become plain lists once per snapshot: the lists of several states share them.
-
-    Args:
-        snapshot: The rows.
-        start: Index of the first row that belongs to the state.
-    """
-
-    __slots__ = ("snapshot", "start")
-
-    def __init__(self, snapshot: Snapshot, start: int = 0) -> None:
-        self.snapshot = snapshot
-        self.start = start
-
-    def __reduce__(self) -> Any:
-        return Rest, (self.snapshot, self.start)
-
-
-def plain(state: Any) -> Any:
-    """Returns a state in plain values, with lists in place of the parts that it shares with other states.
-
-    The dicts and lists of the state are new. The rows inside these lists belong to all states of a round, so that
-    saving after every pack of a buffer of thousands does not copy the keys of the whole buffer each time.
-    """
-    if isinstance(state, Rest):
-        return state.snapshot.plain_rows[state.start :]
-    if isinstance(state, dict):
-        return {name: plain(value) for name, value in state.items()}
-    if isinstance(state, list):
-        return [plain(value) for value in state]
-    return state
-
-
-def _plain_rows(rows: Any) -> Any:
-    """Returns rows as nested lists, with the states among them in plain values."""
-    if isinstance(rows, (list, tuple)):
-        return [_plain_rows(row) if isinstance(row, (list, tuple, dict)) else row for row in rows]
-    return plain(rows)

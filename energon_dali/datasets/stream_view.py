@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain
-from energon_dali.shards.documents.state_entries import flag_of, state_of
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.shards.documents.state_entries import flag_of, plain, state_of
 
 
 class StreamView(SavableDataset[Any]):

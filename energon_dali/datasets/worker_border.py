@@ -13,19 +13,12 @@ from typing import Any, Protocol, TypeVar
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import Key, get_restore_key
-from energon_dali.datasets.stream import (
-    Block,
-    BlockSource,
-    State,
-    StreamContext,
-    StreamIterator,
-    plain,
-    restore_stream,
-)
+from energon_dali.datasets.stream import Block, BlockSource, State, StreamContext, StreamIterator
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
 from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError
+from energon_dali.samples.base import Key, get_restore_key
+from energon_dali.shards.documents.state_entries import plain, restore_stream
 from energon_dali.worker_config import WorkerConfig, running_stream
 
 T = TypeVar("T")

@@ -14,7 +14,6 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.debug_log import keys_of
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
@@ -27,6 +26,7 @@ from energon_dali.diagnosis.settings import Setting
 from energon_dali.diagnosis.step_plan import below_grouping
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.loader.basic_loader import BasicDataLoader
+from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample
 
 OpenDataset = Callable[[Setting], SavableDataset[Any]]

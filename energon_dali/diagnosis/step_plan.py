@@ -20,14 +20,14 @@ from energon_dali.datasets.planned import (
     too_many_samples,
 )
 from energon_dali.datasets.row_sources import Source
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, restore_stream
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
-from energon_dali.loader.loader_state import rank_state
+from energon_dali.loader.loader_state import LoaderIdentity
 from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
-from energon_dali.shards.documents.state_entries import MAX_COUNT
+from energon_dali.shards.documents.state_entries import MAX_COUNT, restore_stream
 from energon_dali.worker_config import WorkerConfig
 
 Unit = Literal["batch", "sample"]
@@ -307,7 +307,7 @@ def _check_size(steps: range, num_ranks: int, config: WorkerConfig) -> None:
 def _state_of_rank(state: State, dataset: SavableDataset[Any], rank: int) -> State:
     twin = copy.copy(dataset)
     twin.worker_config = replace(dataset.worker_config, rank=rank)
-    return rank_state(state, twin)
+    return LoaderIdentity(twin).position(state)
 
 
 class _Rank:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from energon_dali.cache import CachePool, pool_context
+from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
-from energon_dali.datasets.stream import plain
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.auto_workers import auto_workers, with_workers
@@ -34,6 +33,7 @@ from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.loader.torch_attributes import TorchAttributes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
+from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.store import read_scope
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         """
         self._tree.assert_can_restore()
         retries = self._options.read_scope(self._metrics.count, outlasts_stores=False)
-        with pool_context(self._options.cache_pool), read_scope(retries):
+        with read_scope(retries):
             return self._tree.restore_sample(restore_key)
 
     def config(self) -> dict[str, Any]:

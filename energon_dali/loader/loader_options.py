@@ -122,6 +122,7 @@ class LoaderOptions:
             shard_cache=self.found_shard_cache,
             read_ahead_bytes=self.read_ahead_bytes,
             requests_in_flight=self.requests_in_flight,
+            cache_pool=self.cache_pool,
         )
 
     def resolved(self, *, rank_has_work: bool, num_workers: int) -> LoaderOptions:

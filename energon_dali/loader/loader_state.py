@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.skipped_steps import as_entry, skipped_by_state
+from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
@@ -23,7 +23,6 @@ from energon_dali.worker_config import Layout
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.worker_config import WorkerConfig
 
 FORMAT = "energon_dali.loader"
 VERSION = 1
@@ -35,25 +34,84 @@ MAX_CONFIG_BYTES = 64 << 20
 """Most bytes that a state's config may unpack to: ten thousand datasets with long paths take 10 MiB."""
 
 
-def make_state(rank_state: State, dataset: SavableDataset[Any], packed_config: str | None = None) -> State:
-    """Returns the state of a rank's loader.
+class LoaderIdentity:
+    """What the states of a loader say of its job and its dataset, computed once: 15 ms for a thousand datasets.
 
     Args:
-        rank_state: The state of its RankIterator.
-        dataset: The dataset that it iterates.
-        packed_config: What `pack_config` returned for the dataset, if it is known; 15 ms for a thousand datasets.
+        dataset: The outermost dataset of the loader.
     """
-    config = dataset.worker_config
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "num_streams": config.layout.num_streams,
-        "world_size": config.world_size,
-        "config": packed_config or pack_config(dataset.config()),
-        "given": {str(config.rank): rank_state["given"]},
-        **as_entry(skipped_by_state(rank_state)),
-        "streams": rank_state["streams"],
-    }
+
+    def __init__(self, dataset: SavableDataset[Any]) -> None:
+        self._dataset = dataset
+        worker_config = dataset.worker_config
+        self._rank, self._world_size = worker_config.rank, worker_config.world_size
+        self._num_streams, self._streams = worker_config.layout.num_streams, worker_config.streams
+        self._num_workers = worker_config.num_workers
+        self._config = pack_config(dataset.config())
+
+    def make_state(self, position: State) -> State:
+        """Returns the state of a rank's loader.
+
+        Args:
+            position: The state of its RankIterator.
+        """
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_streams": self._num_streams,
+            "world_size": self._world_size,
+            "config": self._config,
+            **position,
+            "given": {str(self._rank): position["given"]},
+        }
+
+    def position(self, state: State, *, allow_changed_hooks: bool = False) -> State:
+        """Returns what the RankIterator of this rank restores from a rank's or a merged state.
+
+        Args:
+            state: The state.
+            allow_changed_hooks: Continue with other hooks than those of the state. ENERGON_DALI_ALLOW_CHANGED_HOOKS=1
+                does the same.
+
+        Raises:
+            StateError: The state is not a loader's, or is of another dataset, or of other hooks that are not allowed.
+            LayoutError: The state has other streams than this loader, or lacks some of this rank.
+        """
+        check_format(state)
+        self._check_streams(state)
+        if state["config"] != self._config:
+            allowed = allow_changed_hooks or os.environ.get(ENVIRONMENT_VARIABLE) == "1"
+            state = adapt_state(state, unpack_config(state), self._dataset, allow_changed_hooks=allowed)
+        return {
+            "given": self._given(state),
+            **({SKIPPED: state[SKIPPED]} if SKIPPED in state else {}),
+            "streams": {str(stream): state["streams"][str(stream)] for stream in self._streams},
+        }
+
+    def _check_streams(self, state: State) -> None:
+        saved = state["num_streams"]
+        divisors = [str(count) for count in range(1, saved + 1) if saved % count == 0]  # of at most MAX_STREAMS
+        if saved != self._num_streams:
+            raise LayoutError(
+                f"The state is of a job with {saved} streams; this loader has {self._num_streams} (world_size "
+                f"{self._world_size} x num_workers {self._num_workers}). Pass WorkerConfig(num_streams={saved}) with a "
+                f"rank x worker product that divides {saved}: {', '.join(divisors)}."
+            )
+        missing = [stream for stream in self._streams if str(stream) not in state["streams"]]
+        if missing:
+            raise LayoutError(
+                f"The state holds the streams {sorted(map(int, state['streams']))} of a job with world_size "
+                f"{state['world_size']}, but rank {self._rank} of {self._world_size} runs {self._streams}. A rank's "
+                "state restores onto the same rank of the same world; a global state (save_state_global, or "
+                f"merge_states of all ranks) restores onto any rank x worker product of {', '.join(divisors)}."
+            )
+
+    def _given(self, state: State) -> int:
+        """Returns how many elements of its epoch this rank has delivered; with another number of ranks, its share."""
+        given: dict[str, int] = state["given"]
+        if state["world_size"] == self._world_size and str(self._rank) in given:
+            return given[str(self._rank)]
+        return sum(given.values()) // self._world_size
 
 
 def merge_states(states: Sequence[State]) -> State:
@@ -138,32 +196,6 @@ def unpack_config(state: State) -> dict[str, Any]:
     return config
 
 
-def rank_state(state: State, dataset: SavableDataset[Any], *, allow_changed_hooks: bool = False) -> State:
-    """Returns what the RankIterator of this rank restores from a rank's or a merged state.
-
-    Args:
-        state: The state.
-        dataset: The outermost dataset of the loader.
-        allow_changed_hooks: Continue with other hooks than those of the state. ENERGON_DALI_ALLOW_CHANGED_HOOKS=1 does
-            the same.
-
-    Raises:
-        StateError: The state is not a loader's, or is of another dataset, or of other hooks that are not allowed.
-        LayoutError: The state has other streams than this loader, or lacks some of this rank.
-    """
-    check_format(state)
-    config = dataset.worker_config
-    _check_streams(state, config)
-    if state["config"] != pack_config(dataset.config()):
-        allowed = allow_changed_hooks or os.environ.get(ENVIRONMENT_VARIABLE) == "1"
-        state = adapt_state(state, unpack_config(state), dataset, allow_changed_hooks=allowed)
-    return {
-        "given": _given(state, config),
-        **as_entry(skipped_by_state(state)),
-        "streams": {str(stream): state["streams"][str(stream)] for stream in config.streams},
-    }
-
-
 def check_format(state: Any) -> None:
     """Raises StateError unless `state` is a loader's, in a version that this release reads."""
     if type(state).__name__ in _ENERGON_STATES:
@@ -188,7 +220,8 @@ def check_format(state: Any) -> None:
         damaged = ["config"]
     if not damaged:
         check_plain(state)
-        skipped_by_state(state)
+        if SKIPPED in state:
+            skipped_by_state(state)
         ranks, numbers = state["world_size"], state["num_streams"]
         damaged = [
             f"given[{rank}]"
@@ -221,33 +254,6 @@ def _is_stream(value: Any) -> bool:
         and all(name in value and isinstance(value[name], kind) for name, kind in kinds.items())
         and _is_count(value["count"])
     )
-
-
-def _check_streams(state: State, config: WorkerConfig) -> None:
-    saved, layout = state["num_streams"], config.layout
-    divisors = [str(count) for count in range(1, saved + 1) if saved % count == 0]  # of at most MAX_STREAMS
-    if saved != layout.num_streams:
-        raise LayoutError(
-            f"The state is of a job with {saved} streams; this loader has {layout.num_streams} (world_size "
-            f"{config.world_size} x num_workers {config.num_workers}). Pass WorkerConfig(num_streams={saved}) with a "
-            f"rank x worker product that divides {saved}: {', '.join(divisors)}."
-        )
-    missing = [stream for stream in config.streams if str(stream) not in state["streams"]]
-    if missing:
-        raise LayoutError(
-            f"The state holds the streams {sorted(map(int, state['streams']))} of a job with world_size "
-            f"{state['world_size']}, but rank {config.rank} of {config.world_size} runs {config.streams}. A rank's "
-            "state restores onto the same rank of the same world; a global state (save_state_global, or merge_states "
-            f"of all ranks) restores onto any rank x worker product of {', '.join(divisors)}."
-        )
-
-
-def _given(state: State, config: WorkerConfig) -> int:
-    """Returns how many elements of its epoch this rank has delivered; with another number of ranks, its share."""
-    given: dict[str, int] = state["given"]
-    if state["world_size"] == config.world_size and str(config.rank) in given:
-        return given[str(config.rank)]
-    return sum(given.values()) // config.world_size
 
 
 def pack_config(config: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ class RankPipeline:
                 on_pool(self.pool)
         try:
             retries = options.read_scope(metrics.count)
-            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, options.cache_pool, retries)
+            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, retries)
             if self.pool is not None:
                 self.pool.launch()
                 dataset.import_libraries("rank")  # while the workers start

@@ -18,7 +18,7 @@ from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
-from energon_dali.loader.loader_state import make_state, merge_states, pack_config, rank_state
+from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -62,8 +62,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         **options: Unpack[LoaderArguments],
     ) -> None:
         super().__init__(dataset, worker_config=worker_config, **options)
-        self._packed_config: tuple[SavableDataset[T], str] | None = None
-        """The tree, and its config as states hold it."""
+        self._identity = LoaderIdentity(self._tree)
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_worker_process()
@@ -78,10 +77,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _make_state(self, position: State) -> State:
         """Returns the state of the loader at a position of its RankIterator."""
-        tree = self._tree  # a restore may replace it
-        if self._packed_config is None or self._packed_config[0] is not tree:
-            self._packed_config = tree, pack_config(tree.config())
-        return {**make_state(position, tree, self._packed_config[1]), **self._reporter.state_entry()}
+        return {**self._identity.make_state(position), **self._reporter.state_entry()}
 
     def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Continues at a state. Call it before the first batch is taken.
@@ -104,9 +100,10 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "A state can only be restored before the first batch is taken, and this loader has delivered some. "
                 "Make a new loader and restore into that."
             )
-        skipped = [] if self._snapshot is None else skipped_by_state(self._snapshot)
-        self._snapshot = rank_state(state, self._tree, allow_changed_hooks=allow_changed_hooks)
-        self._snapshot.update(as_entry([*skipped, *skipped_by_state(self._snapshot)]))
+        position = self._identity.position(state, allow_changed_hooks=allow_changed_hooks)
+        if self._snapshot is not None:
+            position.update(as_entry([*skipped_by_state(self._snapshot), *skipped_by_state(position)]))
+        self._snapshot = position
         self._reporter.take_over(state)
 
     def state_dict(self) -> State:

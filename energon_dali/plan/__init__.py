@@ -16,8 +16,8 @@ from energon_dali.plan.rng import (
     permutation,
     raw_words,
     sample_seed,
-    sample_seed_state,
     sample_seeds,
+    source_seed,
     uniform,
 )
 from energon_dali.plan.slices import Slices, cut_slices
@@ -41,8 +41,8 @@ __all__ = [
     "permutation",
     "raw_words",
     "sample_seed",
-    "sample_seed_state",
     "sample_seeds",
+    "source_seed",
     "uniform",
     "weighted_draws",
 ]

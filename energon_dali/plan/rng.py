@@ -156,7 +156,7 @@ def sample_seed(seed: int, source: int, epoch: int, index: int) -> int:
     return mix(SAMPLE, seed, source, epoch, index) >> 1
 
 
-def sample_seed_state(seed: int, source: int) -> int:
+def source_seed(seed: int, source: int) -> int:
     """Returns what the seeds of all samples of a source have in common, for `sample_seeds`.
 
     Args:
@@ -166,17 +166,17 @@ def sample_seed_state(seed: int, source: int) -> int:
     return mix(SAMPLE, seed, source)
 
 
-def sample_seeds(states: Uint64Array, epochs: Int64Array, indices: Int64Array) -> Int64Array:
+def sample_seeds(sources: Uint64Array, epochs: Int64Array, indices: Int64Array) -> Int64Array:
     """Returns `sample_seed` of many samples at once.
 
     Args:
-        states: uint64[n] or uint64[1]: `sample_seed_state` of their sources.
+        sources: uint64[n] or uint64[1]: `source_seed` of their sources.
         epochs: int64[n], numbers of passes.
         indices: int64[n], numbers of the samples.
 
     Returns:
         int64[n], not negative.
     """
-    seeds = mix_arrays(epochs, indices, state=states)
+    seeds = mix_arrays(epochs, indices, state=sources)
     seeds >>= np.uint64(1)
     return seeds.view(np.int64)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+Key = tuple[Any, ...]
+"""The `__restore_key__` of an element: how to make it again."""
 
 BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 """The fields that every sample and every batch has."""
@@ -226,6 +228,26 @@ def has_field(sample: Any, name: str) -> bool:
 def get_field(sample: Any, name: str) -> Any:
     """Returns a field of a sample (dataclass or dict)."""
     return sample[name] if _is_mapping(sample.__class__) else getattr(sample, name)
+
+
+def get_restore_key(element: Any) -> Key:
+    """Returns the key of a sample, batch or crude dict; () if it has none."""
+    if isinstance(element, dict):
+        return element.get("__restore_key__", ())  # type: ignore[no-any-return]
+    return getattr(element, "__restore_key__", ())
+
+
+def set_restore_key(element: Any, key: Key) -> Any:
+    """Sets the key of an element, if it has a field for one, and returns the element.
+
+    A dict gets no new field, because user code that iterates over its values does not expect one.
+    """
+    if isinstance(element, dict):
+        if "__restore_key__" in element:
+            element["__restore_key__"] = key
+    elif hasattr(element, "__restore_key__"):
+        object.__setattr__(element, "__restore_key__", key)  # frozen dataclasses as well
+    return element
 
 
 def join_sources(samples: Sequence[Any]) -> tuple[SourceInfo, ...] | None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from energon_dali.cli.main import main
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import LayoutError, StateError
-from energon_dali.loader.loader_state import make_state, merge_states, rank_state, split_state
+from energon_dali.loader.loader_state import LoaderIdentity, merge_states, split_state
 from energon_dali.loader.state_file import MEGATRON_KEY, read_state_file, write_state_files
 from energon_dali.worker_config import WorkerConfig
 from tests.datasets.oracle import Counting
@@ -31,7 +31,7 @@ def rank_states(world_size: int, batches: int = 14) -> list[Any]:
         live = RankIterator(dataset(rank, world_size))
         for _ in range(batches):
             next(live)
-        states.append(make_state(live.state_dict(), dataset(rank, world_size)))
+        states.append(LoaderIdentity(dataset(rank, world_size)).make_state(live.state_dict()))
     return states
 
 
@@ -40,7 +40,7 @@ def numbers_after(states: list[Any], count: int) -> list[int]:
     streams: dict[int, list[int]] = {}
     for rank, state in enumerate(states):
         restored = RankIterator(dataset(rank, len(states)))
-        restored.load_state_dict(rank_state(state, dataset(rank, len(states))))
+        restored.load_state_dict(LoaderIdentity(dataset(rank, len(states))).position(state))
         own = dataset(rank, len(states)).worker_config.streams
         for element in islice(restored, count * len(own)):
             streams.setdefault(element["number"] % STREAMS, []).append(element["number"])

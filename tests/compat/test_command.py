@@ -14,7 +14,7 @@ from energon_dali import WorkerConfig
 from energon_dali.compat import cli
 from energon_dali.compat.run import start
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.loader.loader_state import make_state
+from energon_dali.loader.loader_state import LoaderIdentity
 from tests.datasets.oracle import Counting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,9 @@ def test_redist_replaces_files_without_asking(capsys: pytest.CaptureFixture[str]
     files = []
     for rank in range(2):
         files.append(tmp_path / f"loader_{rank}.json")
-        files[rank].write_text(json.dumps(make_state(RankIterator(dataset(rank)).state_dict(), dataset(rank))))
+        files[rank].write_text(
+            json.dumps(LoaderIdentity(dataset(rank)).make_state(RankIterator(dataset(rank)).state_dict()))
+        )
     out = tmp_path / "out"
     words = ["checkpoint", "redist", *map(str, files), str(out), "--new-world-size", "1"]
     assert run(capsys, *words)[0] == 0

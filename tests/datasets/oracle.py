@@ -9,8 +9,9 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.restore_key import Key, expect_name
+from energon_dali.datasets.restore_key import expect_name
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.samples.base import Key
 from energon_dali.worker_config import WorkerConfig
 
 

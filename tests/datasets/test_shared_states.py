@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.stream import Rest, Snapshot, StreamContext, plain
+from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import StateError
 from energon_dali.loader.processes.state_transfer import StateReceiver, StateSender
 from energon_dali.loader.savable_loader import SavableDataLoader
+from energon_dali.shards.documents.state_entries import Rest, Snapshot, plain
 from tests.datasets.oracle import Counting, config
 
 BUFFER = 60

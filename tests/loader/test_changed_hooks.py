@@ -24,7 +24,7 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.integrations.global_state import GlobalLoaderState
-from energon_dali.loader.loader_state import pack_config, rank_state, unpack_config
+from energon_dali.loader.loader_state import LoaderIdentity, pack_config, unpack_config
 from tests.faults.states import mutate_state
 from tests.loader.dataset_folder import captioning_dataset
 
@@ -275,7 +275,7 @@ def test_a_damaged_state_is_refused_in_our_words(folder: Path) -> None:
         changed = mutate_state(value, Random(seed))
         damaged = {**state, entry: pack_config(changed) if seed % 2 else changed}
         try:
-            rank_state(damaged, dataset, allow_changed_hooks=True)
+            LoaderIdentity(dataset).position(damaged, allow_changed_hooks=True)
         except (StateError, LayoutError):
             refused += 1
     assert 50 < refused < 300

@@ -11,8 +11,8 @@ from energon_dali.plan import (
     permutation,
     raw_words,
     sample_seed,
-    sample_seed_state,
     sample_seeds,
+    source_seed,
     uniform,
 )
 
@@ -105,8 +105,8 @@ def test_every_argument_changes_the_seed() -> None:
 def test_many_seeds_at_once_equal_single_seeds() -> None:
     epochs, indices = np.array([0, 5, 5]), np.array([9, 0, 10**12])
     rows = list(zip(epochs.tolist(), indices.tolist(), strict=True))
-    one = np.array([sample_seed_state(7, 1)], np.uint64)
+    one = np.array([source_seed(7, 1)], np.uint64)
     assert sample_seeds(one, epochs, indices).tolist() == [sample_seed(7, 1, e, i) for e, i in rows]
-    several = np.array([sample_seed_state(7, source) for source in (1, 2, 1)], np.uint64)
+    several = np.array([source_seed(7, source) for source in (1, 2, 1)], np.uint64)
     expected = [sample_seed(7, source, e, i) for source, (e, i) in zip((1, 2, 1), rows, strict=True)]
     assert sample_seeds(several, epochs, indices).tolist() == expected

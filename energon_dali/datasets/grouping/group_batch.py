@@ -12,9 +12,10 @@ from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
-from energon_dali.datasets.restore_key import Key, key_to_json, restore_groups
+from energon_dali.datasets.restore_key import key_to_json, restore_groups
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
+from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import checked_count, count_of, flag_of, keys_of, state_of
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig

@@ -13,12 +13,21 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, check_result
-from energon_dali.datasets.restore_key import Key, expect_name, key_to_json, restore_groups
-from energon_dali.datasets.stream import Rest, Snapshot, State, StreamContext, StreamIterator
+from energon_dali.datasets.restore_key import expect_name, key_to_json, restore_groups
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
-from energon_dali.shards.documents.state_entries import checked_count, count_of, flag_of, keys_of, state_of
+from energon_dali.samples.base import Key
+from energon_dali.shards.documents.state_entries import (
+    Rest,
+    Snapshot,
+    checked_count,
+    count_of,
+    flag_of,
+    keys_of,
+    state_of,
+)
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.task_encoder.packing import PackingBuffer, PackSelection
 from energon_dali.worker_config import WorkerConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from energon_dali.datasets.restore_key import Key, get_restore_key
 from energon_dali.errors import ConfigError
+from energon_dali.samples.base import Key, get_restore_key
 from energon_dali.task_encoder.packing import PackSelection
 
 Keyed = tuple[Key, Any]

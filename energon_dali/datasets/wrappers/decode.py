@@ -8,11 +8,11 @@ from typing import Any
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.stream import StreamContext, StreamIterator, WrapperIterator
 from energon_dali.datasets.worker_border import decode_elements, handles_of, put_outcomes
 from energon_dali.decode import DecodeFailure, Decoder
 from energon_dali.errors import DecodeError
+from energon_dali.samples.base import Key
 
 
 class DecodeDataset(PassThroughDataset[Any]):

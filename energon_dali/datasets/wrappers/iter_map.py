@@ -10,9 +10,10 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, own_copy
-from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.datasets.restore_key import expect_name
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
+from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards.documents.state_entries import count_of, entry_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
 from energon_dali.worker_config import WorkerConfig

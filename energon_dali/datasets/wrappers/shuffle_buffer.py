@@ -8,11 +8,11 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan.buffer import BufferOrder
 from energon_dali.plan.rng import BUFFER
+from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import checked_count, count_of, damaged, entry_of, state_of
 from energon_dali.worker_config import WorkerConfig
 

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.datasets.stream import Rest, Snapshot
+from energon_dali.shards.documents.state_entries import Rest, Snapshot
 
 SentStates = tuple[bytes, dict[int, bytes], list[int]]
 """(pickled states that contain numbers of snapshots, new pickled snapshots by number, numbers that stay known)."""

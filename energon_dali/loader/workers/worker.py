@@ -54,13 +54,12 @@ class WorkerTask(ProcessTask):
             EOFError: The rank hung up.
             ConnectionError: The rank hung up while a block was being sent.
         """
-        from energon_dali.cache import pool_context
         from energon_dali.shards.storage.store import read_scope
 
         server = WorkerServer(channel, self)
         cache_pool = self.options.cache_pool
         try:
-            with pool_context(cache_pool), read_scope(self.options.read_scope(server.metrics.count)):
+            with read_scope(self.options.read_scope(server.metrics.count)):
                 server.serve()
         finally:
             if cache_pool is not None:

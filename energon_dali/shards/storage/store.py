@@ -12,7 +12,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from energon_dali.calls import explain_call
@@ -215,6 +215,7 @@ class ReadScope:
         shard_cache: Keeps shards on local disk; None keeps none.
         read_ahead_bytes: Bytes that may be requested ahead; see LoaderOptions.
         requests_in_flight: Requests at the same time; see LoaderOptions.
+        cache_pool: What hooks see as `TaskEncoder.cache`; None fetches nothing ahead.
     """
 
     def __init__(
@@ -226,7 +227,9 @@ class ReadScope:
         shard_cache: ShardOpener | None = None,
         read_ahead_bytes: int | None = None,
         requests_in_flight: int | None = None,
+        cache_pool: Any = None,
     ) -> None:
+        self.cache_pool = cache_pool
         self.policy = policy or RetryPolicy()
         self.shard_cache = shard_cache
         self.requests = RequestPool(count, requests_in_flight=requests_in_flight, read_ahead_bytes=read_ahead_bytes)
