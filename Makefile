@@ -113,7 +113,7 @@ $(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
 # processes ten seconds. One thread for torch in each: there are as many processes as cores, and its threads would wait for
 # each other.
 test: $(STAMP)
-	$(BIN)/python -m compileall -q energon_dali kernels tests benchmarks examples
+	$(BIN)/python -m compileall -q -j 0 energon_dali kernels tests benchmarks examples
 	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Chromium and its driver are packages of the system. They are installed where root may do that.

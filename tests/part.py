@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
+
+_SWEEP = pytest.mark.sweep
 S = TypeVar("S", bound=Sequence[object])
 
 
@@ -36,3 +39,16 @@ class Part:
 
 
 WHOLE = Part(1, 1)
+
+
+def sampled(values: Iterable[Any], every: int) -> list[Any]:
+    """Returns cases of a test for `parametrize`: `make test` runs one of `every`, and `make test-faults` the others.
+
+    Args:
+        values: The cases; a tuple holds the values of several arguments.
+        every: From which distance cases are taken, from the first one on.
+    """
+    return [
+        value if number % every == 0 else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=_SWEEP)
+        for number, value in enumerate(values)
+    ]

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from click.testing import CliRunner
 from benchmarks.data.recipe import Recipe, make_dataset
 from energon_dali.cli.main import main
 from tests.av.corpus import VideoRecipe, encode_video
+from tests.photographs import photograph_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,8 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         told = ["prepare", str(root / "data" / name), "--non-interactive", "--split-ratio", "1,0,0"]
         done = CliRunner().invoke(main, [*told, "--num-workers", "1", *options])
         assert done.exit_code == 0, done.output
-    photo = files("sklearn").joinpath("datasets/images/china.jpg").read_bytes()
-    (root / "data" / "photo.jpg").write_bytes(photo)
+    (root / "data" / "photo.jpg").write_bytes(photograph_file("china").read_bytes())
     video = VideoRecipe(frames=250, size=(320, 180), b_frames=2, gop=250, audio="aac")
     (root / "data" / "video.mp4").write_bytes(encode_video(video))
     return root

@@ -38,8 +38,10 @@ def test_the_check_says_what_to_do(
     assert bool(printed) == bool(words)
 
 
-def test_what_is_kept_is_counted() -> None:
+def test_what_is_kept_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "energon_dali").mkdir()
+    (tmp_path / "energon_dali" / "alone.py").write_text("x = 1\n")
     kept = json.loads(house.KEPT.read_text(encoding="utf-8"))
-    counted = {name for name in house.count(house.HERE) if name not in house.NOT_KEPT}
+    counted = {name for name in house.count(tmp_path) if name not in house.NOT_KEPT}
     assert counted < set(kept)
     assert {name for name in kept if "on the way of" in name} == set(kept) - counted

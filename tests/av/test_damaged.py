@@ -66,10 +66,18 @@ print(outcomes["data"], outcomes["error"], round(slowest, 1))
 """
 
 
-@pytest.mark.parametrize("names", [FUZZED[::2], FUZZED[1::2]], ids=["even", "odd"])
-def test_no_mutation_crashes_hangs_or_takes_memory(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (6, FUZZED),
+        pytest.param(13, FUZZED[::2], marks=pytest.mark.sweep),
+        pytest.param(13, FUZZED[1::2], marks=pytest.mark.sweep),
+    ],
+    ids=["sample", "even", "odd"],
+)
+def test_no_mutation_crashes_hangs_or_takes_memory(files: int, names: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FUZZER, "13", *names],
+        [sys.executable, "-W", "error", "-c", FUZZER, str(files), *names],
         capture_output=True,
         text=True,
         timeout=100,

@@ -19,6 +19,7 @@ from benchmarks.contestants import BLOCK, CEILING, ITERATOR, contestants
 from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.workload import Workload
 from benchmarks.workload_run import prepared
+from tests.part import sampled
 
 pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be a busy machine
 SUITES = ("gpu-images", "gpu-video", "gpu-vision", "growth")
@@ -74,7 +75,7 @@ def measure(work: Workload, name: str, cache: Path, action: str = "check") -> di
     return numbers
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sampled(SMALL, 3))
 def test_the_ceiling_of_every_workload_delivers_what_the_files_hold(name: str, cache: Path) -> None:
     work = SMALL[name]
     if "H.264" in work.title:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms
 
+from tests.photographs import full_photograph
+
 DATA = Path(__file__).parent / "data"
 SIZE = (157, 118)
 """Width and height of most images: odd, so that no block or row is full."""
@@ -30,13 +32,7 @@ def photograph(name: str = "china", size: tuple[int, int] = SIZE) -> Image.Image
         name: "china", "flower", "astronaut", "coffee" or "chelsea".
         size: (width, height) in pixels.
     """
-    # Imported here, because workers import this module, and these libraries take longer to import than the rest.
-    from skimage import data as photographs
-    from sklearn.datasets import load_sample_image
-
-    of_sklearn = name in ("china", "flower")
-    array = load_sample_image(f"{name}.jpg") if of_sklearn else getattr(photographs, name)()
-    return Image.fromarray(np.ascontiguousarray(array)).convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    return full_photograph(name).resize(size, Image.Resampling.LANCZOS)
 
 
 def encode(image: Image.Image, form: str, **options: Any) -> bytes:

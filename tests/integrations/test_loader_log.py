@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from energon_dali import ConfigError, LoaderLog
-from energon_dali.integrations.lightning import LoaderLogCallback
 from energon_dali.integrations.loader_log import LoaderScalars
 from energon_dali.integrations.transformers import LoaderTrainerMixin
 from tests.integrations.observed import full_loader, numbers_loader
@@ -111,6 +110,8 @@ def test_lightning_gives_the_statistics_to_its_loggers(tmp_path: Path) -> None:
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import CSVLogger
+
+    from energon_dali.integrations.lightning import LoaderLogCallback
 
     class Module(LightningModule):
         def __init__(self) -> None:

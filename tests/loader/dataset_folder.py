@@ -5,28 +5,17 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
-from PIL import Image
-
 from energon_dali.shards import prepare_dataset
+from tests.photographs import full_photograph
 
 FIELD_MAP = {"image": "jpg,png,webp", "caption": "txt"}
 
 
-@cache
-def photographs() -> list[Image.Image]:
-    """Returns the two photographs of scikit-learn."""
-    # Imported here: most tests' workers import this module, and scikit-learn takes longest of all imports.
-    from sklearn.datasets import load_sample_images
-
-    return [Image.fromarray(pixels) for pixels in load_sample_images().images]
-
-
 def picture(number: int, kind: str = "jpg", size: tuple[int, int] = (64, 48)) -> bytes:
     """Returns an encoded crop of a photograph, a different one for each number."""
-    photograph = photographs()[number % 2]
+    photograph = full_photograph(("china", "flower")[number % 2])
     left, top = (37 * number) % (photograph.width - 130), (23 * number) % (photograph.height - 110)
     crop = photograph.crop((left, top, left + 120, top + 100)).resize(size)
     file = io.BytesIO()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.rank_pipeline import cut_tree, rank_has_work
 from tests.loader.dataset_folder import captioning_dataset
 from tests.loader.numbers_dataset import NumbersDataset, RankWorkDataset, tree
+from tests.part import sampled
 from tests.quiet import quiet
 
 
@@ -156,8 +157,7 @@ def run(dataset: SavableDataset[Any]) -> tuple[list[Any], list[Any]]:
     return got, states
 
 
-@pytest.mark.parametrize("kinds", DECODERS)
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(("name", "kinds"), sampled(product(TREES, DECODERS), 2))
 def test_every_number_of_workers_gives_the_same_and_restores_exactly(
     name: str, kinds: str, folders: tuple[Path, Path]
 ) -> None:

@@ -88,7 +88,7 @@ def imports_of(folder: Path, decoder: str, start_method: str, tmp_path: Path) ->
     return {name: set(modules) for name, modules in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-@pytest.mark.parametrize("decoder", ["sample", "dali"])
+@pytest.mark.parametrize("decoder", [pytest.param("sample", marks=pytest.mark.sweep), "dali"])
 def test_a_forked_worker_imports_nothing_for_images(images: Path, decoder: str, tmp_path: Path) -> None:
     found = imports_of(images, decoder, "fork", tmp_path)
     assert not found["worker"]
@@ -97,7 +97,7 @@ def test_a_forked_worker_imports_nothing_for_images(images: Path, decoder: str, 
     assert "av" not in found["before"]  # the field map has no video
 
 
-@pytest.mark.parametrize("decoder", ["sample", "dali"])
+@pytest.mark.parametrize("decoder", ["sample", pytest.param("dali", marks=pytest.mark.sweep)])
 def test_a_forked_worker_imports_no_library_for_videos(videos: Path, decoder: str, tmp_path: Path) -> None:
     found = imports_of(videos, decoder, "fork", tmp_path)
     assert not {module for module in found["worker"] if not module.startswith("energon_dali.")}

@@ -23,6 +23,7 @@ from energon_dali.decode import HorizontalFlip, RandomResizedCrop
 from energon_dali.shards import prepare_dataset
 from tests.loader.dataset_folder import FIELD_MAP, captioning_sample, picture, write_shards
 from tests.loader.test_bad_files import BAD, bad_files
+from tests.photographs import full_photograph
 from tests.quiet import quiet
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -41,15 +42,12 @@ class Native(DefaultTaskEncoder[Any, Any, Any, Any]):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a dataset with bad files and with images that only PIL decodes, prepared with the header check."""
-    from PIL import Image
-    from sklearn.datasets import load_sample_images
-
     folder = tmp_path_factory.mktemp("native")
     samples = {f"k{n:04d}": captioning_sample(n) for n in range(200)}
     for number, content in zip(BAD, bad_files(), strict=True):
         samples[f"k{number:04d}"] = {"jpg": content, "txt": b"bad", "json": b"{}"}
     gif = folder / "picture.gif"
-    Image.fromarray(load_sample_images().images[0][:48, :64]).save(gif)
+    full_photograph("china").crop((0, 0, 64, 48)).save(gif)
     samples["k0010"] = {"png": gif.read_bytes(), "txt": b"picture number 10", "json": b"{}"}
     samples["k0011"] = {"txt": b"picture number 11", "json": b"{}", "jpg": picture(11)}
     write_shards(folder, samples)

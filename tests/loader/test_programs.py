@@ -66,8 +66,8 @@ def one(stream, epoch, place):
     fields = dict(__key__=["a"], __restore_key__=()) if issubclass(kind, Batch) else {}
     return kind(stream=stream, place=place + BASE, **fields)
 
-def build(lengths=(6, 6), rank_work=False, method="spawn", make=one, **options):
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=len(lengths))
+def build(lengths=(6, 6), rank_work=False, method="spawn", make=one, workers=2, **options):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers, num_streams=len(lengths))
     return get_savable_loader(
         tree(config, lengths=list(lengths), rank_work=rank_work, make=make, **options), start_method=method
     )
@@ -131,7 +131,7 @@ def script(marker: str, body: str, rank_work: bool = False, method: str = "fork"
 
 
 TWO_EPOCHS = """
-loader = build()
+loader = build(workers=1)
 for epoch in range(2):
     batches = list(loader)
     assert [type(b) for b in batches] == [KINDS[p % len(KINDS)] for p in range(6) for s in range(2)], batches
@@ -235,7 +235,7 @@ def make(stream, epoch, place):
     child.join()
     return child.exitcode
 
-loader = build(lengths=(21, 21), make=make, method="{method}")
+loader = build(lengths=(21, 21), make=make, method="{method}", workers=1)
 got = [next(iter(loader))]
 os.killpg(0, signal.SIGTERM)  # as torchrun and schedulers do: to the workers as well
 got += loader

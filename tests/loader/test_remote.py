@@ -63,7 +63,9 @@ def keys(batches: Any, count: int) -> list[list[str]]:
     return [list(batch.__key__) for batch in islice(batches, count)]
 
 
-@pytest.mark.parametrize("name", ["small", "large", "both.yaml"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.sweep) for name in ("small", "large")), "both.yaml"]
+)
 def test_faults_change_neither_order_nor_states(server: S3Server, name: str) -> None:
     with loader_of(str(server.folder / "data" / name), 0) as local:
         expected = keys(local, 50)

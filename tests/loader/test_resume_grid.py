@@ -39,6 +39,7 @@ from energon_dali.loader.loader_state import merge_states
 from energon_dali.shards import prepare_jsonl
 from tests.datasets.oracle import check_resume
 from tests.loader.dataset_folder import prepare, write_shards
+from tests.part import sampled
 from tests.quiet import quiet
 
 STREAMS = 6
@@ -254,7 +255,7 @@ def shown(element: Any) -> str:
     return element.text if isinstance(element, TextSample) else str(element)
 
 
-@pytest.mark.parametrize("name", [*ENDLESS, *FINITE])
+@pytest.mark.parametrize("name", sampled([*ENDLESS, *FINITE], 2))
 def test_a_restore_at_every_element_continues_exactly(name: str, folder: Path) -> None:
     build, config = {**ENDLESS, **FINITE}[name], job(1, 0, streams=2)
     check_resume(lambda: build(folder, config), count=24, epochs=3, view=shown)
@@ -287,7 +288,7 @@ def taken_from_all(
     return [order[place] for place in sorted(order)], json.loads(json.dumps(merge_states(states)))
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", sampled(ENDLESS, 3))
 def test_what_three_ranks_saved_goes_on_anywhere(name: str, folder: Path) -> None:
     build = ENDLESS[name]
     expected, _ = taken_from_all(build, folder, 1, 0, 42)

@@ -376,7 +376,7 @@ def test_every_train_command_is_the_same(program: list[str], tmp_path: Path, war
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
     refused = subprocess.run(
-        [sys.executable, *program, "+task=vision/igpt", "trainer.devces=1"],
+        [warm_python, *program, "+task=vision/igpt", "trainer.devces=1"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -22,7 +22,8 @@ from energon_dali.view.encoder_process import answer_lines
 from energon_dali.view.encoder_session import EncoderOptions, EncoderSession
 from energon_dali.view.pixels import find_images, to_uint8
 from energon_dali.view.strips import find_strips
-from tests.loader.dataset_folder import captioning_dataset, photographs, prepare, write_shards
+from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
+from tests.photographs import full_photograph
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photograph() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """uint8[112, 168, 3]: a part of a photograph."""
-    return np.asarray(photographs()[0].resize((168, 112)))
+    return np.asarray(full_photograph("china").resize((168, 112)))
 
 
 def shown(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -15,7 +15,7 @@ from energon_dali import SampleDecoder
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.vision_batch import batch_vision
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
-from tests.loader.dataset_folder import photographs
+from tests.photographs import full_photograph
 
 NORMALISED = {
     "image_mean": [0.48, 0.46, 0.41],
@@ -50,7 +50,7 @@ def encoded(config: dict[str, Any], tmp_path: Path) -> dict[str, ShownField]:
     """Returns the fields of one photograph of 308 x 196, and of a batch of it."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**config, **NORMALISED}))
     file = io.BytesIO()
-    photographs()[0].resize((308, 196)).save(file, "PNG")
+    full_photograph("china").resize((308, 196)).save(file, "PNG")
     decoder = SampleDecoder(front_end=FrontEnd.from_processor(str(tmp_path)))
     image = decoder.decode("png", file.getvalue())
     return {field.name: field for field in FieldDescriber().describe({"image": image, **batch_vision([image])})}
@@ -59,7 +59,7 @@ def encoded(config: dict[str, Any], tmp_path: Path) -> dict[str, ShownField]:
 def distance(png: bytes, size: tuple[int, int]) -> float:
     """Returns the mean difference of an image to the photograph, in bytes."""
     image = Image.open(io.BytesIO(png)).convert("RGB").resize(size)
-    return float(np.abs(np.asarray(image, int) - np.asarray(photographs()[0].resize(size), int)).mean())
+    return float(np.abs(np.asarray(image, int) - np.asarray(full_photograph("china").resize(size), int)).mean())
 
 
 @pytest.mark.parametrize(("config", "size"), [(QWEN, (308, 196)), (SIGLIP, (304, 208))])

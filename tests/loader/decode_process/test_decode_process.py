@@ -112,7 +112,9 @@ def test_a_fork_server_starts_it_too() -> None:
 
 
 @pytest.mark.usefixtures("warm_workers")
-@pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("workers", "rank_work"), [*(pytest.param(*one, marks=pytest.mark.sweep) for one in LAYOUTS[:-1]), LAYOUTS[-1]]
+)
 def test_a_state_before_every_batch_restores_exactly(workers: int, rank_work: bool) -> None:
     """The resume oracle, over two epochs: here and in a decode process, from states of either."""
     states: dict[bool, list[Any]] = {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+from tests.part import sampled
 from tests.tasks.core.tiny_run import NumbersDataModule, Run, Stop, data_config, numbers_dataset, quiet_lightning, train
 
 STEPS = 17
@@ -43,7 +44,7 @@ def assert_continues(whole: Run, resumed: Run, done: int) -> None:
         assert torch.equal(resumed.weights[name], value), name
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", sampled(SCENARIOS, 2))
 def test_resumed_at_any_step_a_run_ends_with_the_same_weights(scenario: str, folder: Path, tmp_path: Path) -> None:
     options = SCENARIOS[scenario]
     every_step = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
