@@ -47,6 +47,7 @@ _CHEAP_SECONDS = 0.002
 _REFUSAL_FACTOR = 20.0
 """After a look through the cache that found nothing to evict, none follows for this many times as long."""
 _LONGEST_REFUSAL_SECONDS = 10.0
+_PLACE_TRIES = 10
 _POLL_SECONDS = 0.001
 _LONGEST_POLL_SECONDS = 0.01
 
@@ -215,12 +216,22 @@ class BlockStore:
         try:
             write_block(claim.descriptor, claim.name, content)
             os.ftruncate(claim.descriptor, header_bytes(claim.size) + claim.size)
-            self.folder.make(claim.name.folder)
-            self.folder.rename(claim.name.claim, _path(claim.name, claim.size))
+            self._place(claim)
         except OSError:
             self.abandon(claim)
             raise
         self._end(claim)
+
+    def _place(self, claim: Claim) -> None:
+        """Renames the file of a claim to that of its block."""
+        for tries_left in reversed(range(_PLACE_TRIES)):
+            self.folder.make(claim.name.folder)
+            try:
+                self.folder.rename(claim.name.claim, _path(claim.name, claim.size))
+                return
+            except FileNotFoundError:  # whoever lists the blocks removes empty folders, also one just created
+                if not tries_left:
+                    raise
 
     def abandon(self, claim: Claim) -> None:
         """Ends a claim without storing the block."""

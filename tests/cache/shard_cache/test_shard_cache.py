@@ -21,6 +21,7 @@ import pytest
 from energon_dali import ShardCache
 from energon_dali.cache.shard_cache import plan_file
 from energon_dali.cache.shard_cache.block_file import file_bytes
+from energon_dali.cache.shard_cache.block_listing import list_blocks
 from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
 from energon_dali.cache.shard_cache.future import Future
@@ -377,6 +378,30 @@ def test_ledger_counts_small_files_and_folders(tmp_path: Path) -> None:
             on_disk = sum(file.lstat().st_blocks * 512 for file in (tmp_path / "cache").rglob("*"))
             assert on_disk <= cache._node().total_bytes() <= limit
     assert counts["evicted_bytes"] > 0
+
+
+def test_a_block_is_stored_though_its_new_folder_is_removed_as_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another thread looks for blocks to evict between the creation of a folder and the first block in it."""
+    path = shard(tmp_path / "far", "a.tar", BLOCK)
+    content = path.local.read_bytes()
+    cache = cache_of(tmp_path / "cache")
+    blocks = cache._node()._open()
+    assert blocks is not None
+    make, removals = blocks.folder.make, iter(range(3))
+
+    def make_and_list(name: str) -> None:
+        make(name)
+        if next(removals, None) is not None:
+            list_blocks(blocks.folder)
+            assert blocks.folder.stat(name) is None
+
+    monkeypatch.setattr(blocks.folder, "make", make_and_list)
+    assert cache.open(path, BLOCK).read_at(0, BLOCK) == content
+    assert len(block_files(tmp_path / "cache")) == 1
+    assert not caplog.records
+    assert cache._node().is_usable
 
 
 def test_claims_of_dead_processes_are_free(tmp_path: Path) -> None:
