@@ -125,6 +125,8 @@ def _plan(handle: EncodedImage) -> tuple[Geometry | None, Reduction | None]:
     Raises:
         DecodeError: A crop is larger than the image, or a front end refuses its size.
     """
+    if not handle.spec.geometric and handle.spec.front_end is None:
+        return None, None
     known = FORMATS.get(handle.format)
     if known is None or known.open_reduced is None:
         return None, None
@@ -149,6 +151,8 @@ def _load_reduced(handle: EncodedImage, reduction: Reduction) -> Image.Image | N
 
 def _fitting(geometry: Geometry | None, handle: EncodedImage, image: Image.Image) -> Geometry | None:
     """Returns the geometry for an upright image, whose size may not be that of the handle."""
+    if not handle.spec.geometric:
+        return None
     known = FORMATS.get(handle.format)
     turned = handle.spec.apply_exif_orientation and handle.orientation >= 5
     size = (handle.height, handle.width) if turned else (handle.width, handle.height)
