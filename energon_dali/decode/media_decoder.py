@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from energon_dali.calls import explain_call
 from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
-from energon_dali.decode.clips import VideoClips
-from energon_dali.decode.interface import Decoder, MediaHandle, Placement
+from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, Placement
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.part_kind import decodes_kind, find_part_kind, guess_part_kind, require_filetype
-from energon_dali.decode.pil import import_readers
+from energon_dali.decode.pil import decode_image, import_readers
 from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import (
     DEFAULT_MAX_BYTES,
@@ -31,7 +31,6 @@ from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
-    from energon_dali.decode.clips import ClipsHandle
     from energon_dali.decode.front_ends import FrontEnd
     from energon_dali.samples import SourceInfo
 
@@ -106,7 +105,7 @@ class DecoderOptions(TypedDict, total=False):
 
 
 class MediaDecoder(Decoder):
-    """Base of all decoders: their common options, and the choice of how to decode a part by its suffix.
+    """Base of all decoders: their common options, the choice of how to decode a part by its suffix, and PIL and PyAV.
 
     Args:
         image_decode: One of webdataset's 17 names, such as "torchrgb" (float32 [3, H, W] in 0..1), "torchrgb8" (uint8),
@@ -181,17 +180,25 @@ class MediaDecoder(Decoder):
         self.video_decode_audio = video_decode_audio
         self.guess_content = guess_content
 
-    @abstractmethod
+    @property
+    def decodes_late(self) -> bool:  # type: ignore[override]
+        """With a front end: hooks before decoding see handles that know their number of tokens."""
+        clips = self.av_decode
+        has_front_end = self.spec.front_end is not None or (
+            isinstance(clips, VideoClips) and clips.front_end is not None
+        )
+        return has_front_end and self.placement == "worker"
+
     def _finish_image(self, handle: MediaHandle) -> Any:
-        """Returns what the worker makes of an image part: its pixels, or the handle itself.
+        """Returns what the worker makes of an image part: its pixels, or with a front end the handle itself.
 
         Raises:
             DecodeError: It cannot be decoded.
         """
+        return decode_image(handle) if self.spec.front_end is None else handle
 
-    @abstractmethod
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
-        """Returns what the worker makes of a video or audio part: its `Clips`, or the handle itself.
+        """Returns what the worker makes of a video or audio part: its `Clips`, or with a front end the handle itself.
 
         Args:
             handle: The part, with its frames chosen.
@@ -200,6 +207,22 @@ class MediaDecoder(Decoder):
         Raises:
             DecodeError: It cannot be decoded.
         """
+        from energon_dali.decode.pyav import decode_clips
+
+        if handle.spec.front_end is not None:
+            file.close()
+            return handle
+        return decode_clips(handle, file)
+
+    def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+        """Decodes a block of handles in the calling thread and returns a completed future.
+
+        Raises:
+            MemoryError: There is not enough memory for an image.
+        """
+        future: Future[list[Outcome]] = Future()
+        future.set_result([decode_on_cpu(handle) for handle in handles])
+        return future
 
     def decode(self, fname: str, raw: bytes) -> Any:
         """Returns one part decoded on the CPU according to its file or part name, or the bytes if no handler knows it.
@@ -341,6 +364,24 @@ class MediaDecoder(Decoder):
         return f"{type(self).__name__}({options})"
 
 
+def decode_on_cpu(handle: MediaHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:
+    """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread.
+
+    Args:
+        handle: An image or clips.
+        bring: Moves the pixels to their device; None leaves them on the CPU.
+    """
+    if isinstance(handle, ClipsHandle):
+        from energon_dali.decode.pyav import decode_by_pyav  # images do without PyAV
+
+        return decode_by_pyav(handle, bring)
+    try:
+        value = decode_image(handle)
+        return Decoded(value if bring is None else bring(value), "pil")
+    except DecodeError as error:
+        return DecodeFailure(error.reason, error.format or handle.format, error.route or "pil", handle.source)
+
+
 def options_of(decoder: MediaDecoder) -> dict[str, Any]:
     """Returns the keyword arguments that make a decoder like this one: those of `DecoderOptions` and of its own class.
 
@@ -398,11 +439,6 @@ def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> di
             "missing, damaged, apply_rotation, sample_rate and audio_channels; limits have av_limits."
         ) from error
     return dict(options)
-
-
-def has_video_front_end(av_decode: object) -> bool:
-    """Returns whether videos become what a vision-language model takes."""
-    return isinstance(av_decode, VideoClips) and av_decode.front_end is not None
 
 
 def _clips_config(spec: VideoClips) -> dict[str, Any]:

@@ -30,10 +30,9 @@ from energon_dali.decode.dali.runtime.registry import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
-from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout, has_video_front_end
+from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.part_kind import decodes_kind
 from energon_dali.decode.pil import decode_image
-from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
 
@@ -216,9 +215,7 @@ class DaliDecoder(MediaDecoder):
             DeviceError: A device that the options name is not there.
         """
         if self.placement == "worker":
-            future: Future[list[Outcome]] = Future()
-            future.set_result([decode_on_cpu(handle) for handle in handles])
-            return future
+            return super().submit_block(handles)
         from energon_dali.decode.dali.dispatch import submit_block
 
         return submit_block(self.engine_options, handles)
@@ -247,11 +244,6 @@ class DaliDecoder(MediaDecoder):
             gpu_memory_budget_bytes=self.gpu_memory_budget_bytes,
             tuning=self.tuning,
         )
-
-    @property
-    def decodes_late(self) -> bool:  # type: ignore[override]
-        has_front_end = self.spec.front_end is not None or has_video_front_end(self.av_decode)
-        return has_front_end and self.placement == "worker"
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"
@@ -285,14 +277,9 @@ class DaliDecoder(MediaDecoder):
         return prefers_dali_image(handle.format, handle.width, handle.height, kind)
 
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
-        from energon_dali.decode.pyav import decode_clips
-
-        if handle.spec.front_end is not None:
-            # Not decoded here, whatever decodes it: hooks before decoding see its frames and its tokens.
-            file.close()
-            return handle
-        if self.placement == "worker":
-            return decode_clips(handle, file)
+        # With a front end not decoded here, whatever decodes it: hooks before decoding see its frames and its tokens.
+        if handle.spec.front_end is not None or self.placement == "worker":
+            return super()._finish_clips(handle, file)
         on_gpu = self.video_decode_device != "cpu" and sees_gpu()
         # Only the rank may ask the GPU whether it decodes AV1.
         if goes_to_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
@@ -300,7 +287,7 @@ class DaliDecoder(MediaDecoder):
         ):
             file.close()
             return handle
-        clips = decode_clips(handle, file)
+        clips = super()._finish_clips(handle, file)
         if not on_gpu:
             return clips
         # A worker must not touch the GPU, so it decodes here, in parallel to other workers; the rank moves the frames.

@@ -30,7 +30,7 @@ from energon_dali.decode.dali.runtime.host_threads import host_threads
 from energon_dali.decode.dali.runtime.registry import EngineOptions, engine_for
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.sample_decoder import decode_on_cpu
+from energon_dali.decode.media_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
 
