@@ -19,7 +19,7 @@ from energon_dali.decode import (
     SampleDecoder,
 )
 from energon_dali.decode.dali import DaliTuning
-from energon_dali.decode.dali.eligibility import DaliHandle
+from energon_dali.decode.dali.dispatch import DaliHandle
 from energon_dali.decode.dali.tolerance import GPU, explain_difference
 from tests.decode.sample_images import broken_images, sample_images
 from tests.gpu.where import Where, values_of

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.eligibility import (
+from energon_dali.decode.dali.dispatch import (
     DaliHandle,
     DecodedHandle,
     goes_to_dali,
     is_eligible_image,
     is_left_to_pil,
+    submit_block,
 )
 from energon_dali.decode.dali.runtime.device import (
     Device,
@@ -26,7 +27,7 @@ from energon_dali.decode.dali.runtime.device import (
     uses_dali,
 )
 from energon_dali.decode.dali.runtime.library import load_dali
-from energon_dali.decode.dali.runtime.registry import EngineOptions
+from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
@@ -197,8 +198,6 @@ class DaliDecoder(MediaDecoder):
     def import_libraries(self, placement: Placement, parts: Collection[str] | None = None) -> None:
         super().import_libraries(placement, parts)
         if placement == self.placement == "rank" and decodes_kind("image", parts):
-            import energon_dali.decode.dali.dispatch  # noqa: F401
-
             load_dali()
 
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
@@ -216,8 +215,6 @@ class DaliDecoder(MediaDecoder):
         """
         if self.placement == "worker":
             return super().submit_block(handles)
-        from energon_dali.decode.dali.dispatch import submit_block
-
         return submit_block(self.engine_options, handles)
 
     def config(self) -> dict[str, Any]:

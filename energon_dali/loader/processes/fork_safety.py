@@ -61,8 +61,8 @@ def fork_hazard(*, uses_device: bool) -> str | None:
         return "the process uses a GPU, and CUDA does not work in a fork of a process that has looked for GPUs"
     if _has_cuda_context():
         return "CUDA is in use, which does not work in a forked process"
-    registry: Any = sys.modules.get("energon_dali.decode.dali.runtime.registry")
-    if registry is not None and registry.has_engines():
+    engines: Any = sys.modules.get("energon_dali.decode.dali.runtime.engine")
+    if engines is not None and engines.has_engines():
         return "DALI is in use, whose threads a forked process does not have"
     for thread in threading.enumerate():
         if thread.name == _RUNS_HOOKS:

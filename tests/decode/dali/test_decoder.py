@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, MediaHandle, SampleDecoder
-from energon_dali.decode.dali.eligibility import DaliHandle
+from energon_dali.decode.dali.dispatch import DaliHandle
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import ConfigError, DeviceError

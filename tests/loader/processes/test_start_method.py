@@ -54,7 +54,7 @@ def running(name: str) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have left engines of DALI and their threads, or imported what "auto" avoids."""
-    for module in (*fork_safety._THREADED, "energon_dali.decode.dali.runtime.registry", "ray"):
+    for module in (*fork_safety._THREADED, "energon_dali.decode.dali.runtime.engine", "ray"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     before, all_threads = set(threading.enumerate()), threading.enumerate
     monkeypatch.setattr(threading, "enumerate", lambda: [found for found in all_threads() if found not in before])
@@ -183,8 +183,8 @@ def test_a_method_that_was_chosen_stays(method: Any) -> None:
         ("jaxlib", {}, "JAX is loaded"),
         ("ray", {"is_initialized": lambda: True}, "belongs to Ray"),
         ("ray", {"is_initialized": lambda: False}, None),
-        ("energon_dali.decode.dali.runtime.registry", {"has_engines": lambda: True}, "DALI is in use"),
-        ("energon_dali.decode.dali.runtime.registry", {"has_engines": lambda: False}, None),
+        ("energon_dali.decode.dali.runtime.engine", {"has_engines": lambda: True}, "DALI is in use"),
+        ("energon_dali.decode.dali.runtime.engine", {"has_engines": lambda: False}, None),
     ],
 )
 def test_libraries_with_threads(

@@ -20,9 +20,9 @@ from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.images.engine import set_geometry_inputs, take_results
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_graph, define_inputs
 from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
+from energon_dali.decode.dali.runtime.blocks import consumer_stream
 from energon_dali.decode.dali.runtime.device import current_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
-from energon_dali.decode.dali.runtime.futures import consumer_stream
 from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.geometry import handle_geometry

@@ -14,8 +14,8 @@ from energon_dali.decode.dali.images.codecs import image_route
 from energon_dali.decode.dali.images.finish import finish_images
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_pipeline
 from energon_dali.decode.dali.images.recovery import decode_suspects
+from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
-from energon_dali.decode.dali.runtime.futures import FutureGroup, bring_to_device
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import handle_geometry

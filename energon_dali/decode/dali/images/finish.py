@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from energon_dali.decode.dali.runtime.host_threads import NUM_THREADS, host_threads
-from energon_dali.decode.dali.runtime.memory import RESULT_BYTES, RESULTS
+from energon_dali.decode.dali.runtime.blocks import NUM_THREADS, RESULT_BYTES, RESULTS, host_threads
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.operations import RandomResizedCrop, Resize, crops_resized
 from energon_dali.shards.storage.reused_buffers import LEAST_BYTES

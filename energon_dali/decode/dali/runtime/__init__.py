@@ -1,1 +1,1 @@
-"""What images and videos share: DALI, its devices, pipelines, the engines that run them, memory and futures."""
+"""What images and videos share: DALI, its devices, pipelines, the engines that run them, and what blocks take."""

@@ -1,32 +1,50 @@
-"""Runs one pipeline on its own thread and keeps it busy: the base of the engines of images and of videos."""
+"""Runs pipelines: the engine that keeps one busy on its own thread, and the table of the engines of this process."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from energon_dali.decode.dali.runtime.device import Media, use_device
+from energon_dali.decode.dali.runtime.blocks import (
+    DeviceMemory,
+    FutureGroup,
+    MemoryUse,
+    count_bytes,
+    release_unused,
+    seal,
+    work_stream,
+)
+from energon_dali.decode.dali.runtime.device import Device, Media, use_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
-from energon_dali.decode.dali.runtime.futures import FutureGroup, seal, work_stream
-from energon_dali.decode.dali.runtime.library import Pipeline
-from energon_dali.decode.dali.runtime.memory import DeviceMemory, count_bytes
+from energon_dali.decode.dali.runtime.library import Pipeline, call_before_dali_exits
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, build_pipeline
 from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 
 _LOG = logging.getLogger(__name__)
 
-GraphT = TypeVar("GraphT")
+GraphT = TypeVar("GraphT", bound=Hashable)
 BatchT = TypeVar("BatchT")
+
+_CLOSE_SECONDS = 10.0
+_MOST_AWAKE = 16
+"""This many engines, the last used ones, keep a thread and a pipeline; those of sizes no longer used rest."""
+_engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
+"""The engines of this process by graph, options and budget, the last used ones last. All decoders share them."""
+_memories: dict[tuple[Device, int | None], DeviceMemory] = {}
+_table_lock = threading.Lock()
+_is_exiting = False
 
 
 @dataclass(slots=True, eq=False)
@@ -387,3 +405,100 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         )
         wrapped.__cause__ = error
         return wrapped
+
+
+# --- the engines of this process -----------------------------------------------------------------------------------
+
+
+def engine_for(
+    make: Callable[[GraphT, PipelineOptions, DeviceMemory], DaliEngine[GraphT, Any]],
+    graph: GraphT,
+    options: PipelineOptions,
+    *,
+    gpu_memory_budget_bytes: int | None = None,
+) -> DaliEngine[GraphT, Any]:
+    """Returns the engine of this process for a graph, and makes it if there is none; its first block builds a pipeline.
+
+    If more than 16 engines are in use, those that were not used for the longest time are put to rest.
+
+    Args:
+        make: The class of engines that the graph is for.
+        graph: What to produce.
+        options: Where and how the pipeline runs.
+        gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; ignored on the CPU.
+
+    Raises:
+        RuntimeError: The process is about to end.
+    """
+    device = options.device
+    budget = gpu_memory_budget_bytes if device.kind == "gpu" else None
+    key = (graph, options, budget)
+    with _table_lock:
+        if _is_exiting:
+            # A thread that decodes ahead may still run. DALI ends the process if a pipeline is made while it exits.
+            raise RuntimeError("No new pipeline is made: the process is about to end.")
+        engine = _engines.get(key)
+        if engine is None:
+            memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
+            engine = make(graph, options, memory)
+        _engines.pop(key, None)
+        _engines[key] = engine  # at the end, as the last one used
+        if not engine.awake:
+            for other in list(_engines.values())[:-_MOST_AWAKE]:
+                other.rest()
+        return engine
+
+
+def has_engines() -> bool:
+    """Returns whether a pipeline of DALI may be running in this process."""
+    return bool(_engines)
+
+
+def close_engines(timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
+    """Closes all engines of this process; the next block starts new ones.
+
+    Args:
+        timeout_seconds: Longest wait per engine; None waits as long as it takes.
+        abandon: Whether to cancel blocks that wait; False finishes all that was submitted.
+    """
+    with _table_lock:
+        engines = list(_engines.values())
+        _engines.clear()
+    for engine in engines:
+        engine.close(timeout_seconds, abandon=abandon)
+
+
+def release_memory() -> None:
+    """Closes all engines of this process and returns DALI's unused memory to the devices; held values stay valid."""
+    close_engines()
+    release_unused()
+
+
+def memory_use() -> list[tuple[str, MemoryUse]]:
+    """Returns (device, memory that decoding takes there) for each device ("cpu", "gpu 0", ...) and budget in use."""
+    with _table_lock:
+        return [(str(device), memory.use()) for (device, _), memory in _memories.items()]
+
+
+def _forget_engines() -> None:
+    """After a fork: the threads of the engines exist only in the parent."""
+    global _table_lock
+    _table_lock = threading.Lock()
+    for engine in _engines.values():
+        # Leaked on purpose: destroying it would wait for threads and use a CUDA context that the child does not have.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+    _engines.clear()
+    _memories.clear()
+
+
+def _abandon_engines() -> None:
+    """At exit: finishes the runs in flight, cancels the blocks that wait, and makes no more engines."""
+    global _is_exiting
+    with _table_lock:
+        _is_exiting = True
+    close_engines(_CLOSE_SECONDS, abandon=True)
+
+
+call_before_dali_exits(_abandon_engines)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_engines)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
+from energon_dali.decode.dali.runtime.blocks import has_room
 from energon_dali.decode.dali.runtime.device import Device, Media, device_works
-from energon_dali.decode.dali.runtime.memory import has_room
 from energon_dali.errors import DeviceFailedError
 
 NAMED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")

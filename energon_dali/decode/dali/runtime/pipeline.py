@@ -1,14 +1,17 @@
-"""How a pipeline runs, as a value, and the one place that builds a pipeline."""
+"""How pipelines run, as values, and the one place that builds a pipeline."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
 from energon_dali.decode.dali.tuning import DaliTuning
+
+_MAX_CPU_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,43 @@ class PipelineOptions:
     """Most samples per run."""
     tuning: DaliTuning = field(default_factory=DaliTuning)
     """Settings that change speed and memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The options of a `DaliDecoder` that decide where and how its blocks are decoded, as the user gave them."""
+
+    image_decode_device: DeviceOption
+    video_decode_device: DeviceOption
+    num_threads: int | None
+    max_batch_size: int
+    gpu_memory_budget_bytes: int | None
+    tuning: DaliTuning
+
+    def on(
+        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None, on_host: bool = False
+    ) -> PipelineOptions:
+        """Returns how a pipeline runs on a device.
+
+        Args:
+            device: Where it decodes.
+            most_samples: Another bound of the samples per run, next to `max_batch_size`.
+            batch_size: Samples per run, in place of both bounds.
+            on_host: Whether CPU threads of a GPU's pipeline decode: PNG, BMP and PNM.
+        """
+        return PipelineOptions(
+            device=device,
+            num_threads=self.threads_on(device, on_host=on_host),
+            max_batch_size=batch_size or min(self.max_batch_size, most_samples or self.max_batch_size),
+            tuning=self.tuning,
+        )
+
+    def threads_on(self, device: Device, *, on_host: bool = False) -> int:
+        """Returns the number of CPU threads of a pipeline on a device; the arguments are those of `on`."""
+        if self.num_threads is not None:
+            return self.num_threads
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" or on_host else 4)
 
 
 def build_pipeline(options: PipelineOptions, define: Callable[[], tuple[Any, ...]]) -> Pipeline:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
-from energon_dali.decode.dali.runtime.futures import FutureGroup, bring_to_device
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeline, find_correction

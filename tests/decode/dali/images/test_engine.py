@@ -17,11 +17,11 @@ from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, SampleDecoder
 from energon_dali.decode.dali import close_engines, memory_use, release_memory
 from energon_dali.decode.dali.images.engine import DaliImageEngine, split_block, split_memory
 from energon_dali.decode.dali.images.graph import ImageGraph
+from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.engine import engine_for
 from energon_dali.decode.dali.runtime.library import load_backend
-from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
-from energon_dali.decode.dali.runtime.registry import engine_for
 from tests.decode.sample_images import sample_images
 from tests.running_time import wait_until
 

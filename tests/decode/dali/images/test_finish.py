@@ -24,8 +24,7 @@ from energon_dali.decode import (
 from energon_dali.decode.dali import release_memory
 from energon_dali.decode.dali.images import finish
 from energon_dali.decode.dali.images.finish import can_finish, finish_images
-from energon_dali.decode.dali.runtime.host_threads import NUM_THREADS, host_threads
-from energon_dali.decode.dali.runtime.memory import RESULTS
+from energon_dali.decode.dali.runtime.blocks import NUM_THREADS, RESULTS, host_threads
 from energon_dali.decode.dali.tolerance import CPU_BY_TORCH, explain_difference
 from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.spec import ImageSpec

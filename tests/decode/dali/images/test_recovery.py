@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, MediaHandle
-from energon_dali.decode.dali.eligibility import DaliHandle
+from energon_dali.decode.dali.dispatch import DaliHandle
 from energon_dali.decode.dali.images.graph import ImageBatch
 from energon_dali.decode.dali.images.recovery import decode_suspects
 from energon_dali.decode.dali.runtime.device import Device

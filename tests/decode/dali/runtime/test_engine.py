@@ -13,10 +13,9 @@ from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, Resize
 from energon_dali.decode.dali import close_engines
 from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
-from energon_dali.decode.dali.runtime import registry
+from energon_dali.decode.dali.runtime import engine as table
+from energon_dali.decode.dali.runtime.blocks import DeviceMemory, FutureGroup
 from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.runtime.futures import FutureGroup
-from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.interface import Outcome
 from energon_dali.errors import DeviceFailedError
@@ -102,13 +101,13 @@ def test_a_part_that_is_cancelled_or_short_fails_the_whole_block(fault: str) -> 
 
 
 def test_engines_that_are_not_used_any_more_rest_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MOST_AWAKE", 2)
+    monkeypatch.setattr(table, "_MOST_AWAKE", 2)
     close_engines()
     raw = sample_images()["jpeg-420"]
     sizes = [[Resize((8, size))] for size in (8, 9, 10, 11)]
     decoders = [DaliDecoder(image_decode="torchl8", operations=size, image_decode_device="cpu") for size in sizes]
     first = [decoder.decode_block([decoder.stage("jpg", raw)])[0] for decoder in decoders]
-    engines = list(registry._engines.values())
+    engines = list(table._engines.values())
     assert wait_until(lambda: [engine.awake for engine in engines] == [False, False, True, True], 60)
     assert [engine._pipeline is None for engine in engines] == [True, True, False, False]
     again = [decoder.decode_block([decoder.stage("jpg", raw)])[0] for decoder in decoders]

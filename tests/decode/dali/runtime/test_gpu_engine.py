@@ -14,7 +14,7 @@ import torch
 
 from energon_dali.decode import DaliDecoder, Decoded
 from energon_dali.decode.dali import close_engines
-from energon_dali.decode.dali.eligibility import DecodedHandle
+from energon_dali.decode.dali.dispatch import DecodedHandle
 from energon_dali.decode.dali.images import codecs
 from energon_dali.errors import DeviceFailedError
 from tests.decode.sample_images import sample_images
@@ -139,9 +139,9 @@ def test_a_gpu_that_has_room_gives_what_fails_to_pil_and_keeps_no_pipeline(
     outcomes: Any = decoder.decode_block(jpegs(decoder, 3))
     assert [outcome.route for outcome in outcomes] == ["fallback"] * 3
     assert all(value.is_cuda for value in values(outcomes))
-    from energon_dali.decode.dali.runtime import registry
+    from energon_dali.decode.dali.runtime import engine as table
 
-    (engine,) = registry._engines.values()
+    (engine,) = table._engines.values()
     assert engine._suspended == []
 
 

@@ -17,9 +17,9 @@ from energon_dali.av import AVLimits
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.dispatch import submit_clips
+from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
-from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video.eligibility import is_eligible_video

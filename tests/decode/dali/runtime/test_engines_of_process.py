@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from energon_dali.decode.dali.runtime import registry
+from energon_dali.decode.dali.runtime import engine as table
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
@@ -55,11 +55,11 @@ class RestingEngine:
 
 
 def test_the_engines_that_were_used_last_stay_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MOST_AWAKE", 2)
-    monkeypatch.setattr(registry, "_engines", {})
-    monkeypatch.setattr(registry, "_memories", {})
+    monkeypatch.setattr(table, "_MOST_AWAKE", 2)
+    monkeypatch.setattr(table, "_engines", {})
+    monkeypatch.setattr(table, "_memories", {})
     monkeypatch.setattr(RestingEngine, "rested", [], raising=False)
     make: Any = RestingEngine
     for graph in ("first", "second", "first", "third"):
-        registry.engine_for(make, graph, PipelineOptions(device=Device("cpu"), num_threads=1, max_batch_size=1))
+        table.engine_for(make, graph, PipelineOptions(device=Device("cpu"), num_threads=1, max_batch_size=1))
     assert RestingEngine.rested == ["second"]
