@@ -15,6 +15,7 @@ from unittest.mock import patch
 from benchmarks.tuning_media import jpegs
 from energon_dali import DaliDecoder, HorizontalFlip, Normalize, RandomResizedCrop
 from energon_dali.decode import Decoded
+from energon_dali.decode.dali import dispatch
 
 SIZE = (500, 375)
 TARGET_BYTES = 104_000
@@ -60,6 +61,7 @@ def measure(files: list[bytes], name: Any, operations: list[Any], repetitions: i
     times: tuple[list[float], list[float]] = ([], [])
     for repetition in range(repetitions + 1):
         for finishes in (True, False):
+            dispatch._image_pipeline.cache_clear()
             with patch("energon_dali.decode.dali.images.graph.can_finish", lambda spec, answer=finishes: answer):
                 start = time.process_time()
                 outcomes = decoder.decode_block(handles)

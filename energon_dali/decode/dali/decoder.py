@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.calls import explain_call
@@ -131,10 +132,20 @@ class DaliDecoder(MediaDecoder):
         self.feed = feed
         self.gpu_memory_budget_bytes = gpu_memory_budget_bytes
         self.tuning = tuning or DaliTuning()
+        self.engine_options = EngineOptions(
+            image_decode_device=image_decode_device,
+            video_decode_device=video_decode_device,
+            num_threads=num_threads,
+            max_batch_size=max_batch_size,
+            gpu_memory_budget_bytes=gpu_memory_budget_bytes,
+            tuning=self.tuning,
+        )
 
-    @property
+    @cached_property  # asked for every image
     def placement(self) -> Placement:  # type: ignore[override]
         """Where media are decoded: "rank" with DALI, "worker" if "auto" did not find it. Touches neither DALI nor CUDA.
+
+        The first answer holds for the process: trees of datasets are built by it.
 
         Raises:
             DeviceError: The options name DALI or a GPU, and it is not there.
@@ -153,6 +164,9 @@ class DaliDecoder(MediaDecoder):
                 'travel to the rank, where hooks run. Use av_decode="AVDecoder", or SampleDecoder.'
             )
         return "rank"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "placement"}
 
     @staticmethod
     def available() -> bool:
@@ -229,18 +243,6 @@ class DaliDecoder(MediaDecoder):
             "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes,
             "tuning": asdict(self.tuning),
         }
-
-    @property
-    def engine_options(self) -> EngineOptions:
-        """The options that decide where and how blocks are decoded."""
-        return EngineOptions(
-            image_decode_device=self.image_decode_device,
-            video_decode_device=self.video_decode_device,
-            num_threads=self.num_threads,
-            max_batch_size=self.max_batch_size,
-            gpu_memory_budget_bytes=self.gpu_memory_budget_bytes,
-            tuning=self.tuning,
-        )
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"

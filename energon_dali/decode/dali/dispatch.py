@@ -5,8 +5,9 @@ Workers choose for each file, which they decode themselves where DALI does not; 
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from energon_dali.decode.dali.runtime.blocks import (
 )
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption, resolve_device, use_device
 from energon_dali.decode.dali.runtime.engine import engine_for
-from energon_dali.decode.dali.runtime.pipeline import EngineOptions
+from energon_dali.decode.dali.runtime.pipeline import EngineOptions, PipelineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
@@ -142,9 +143,7 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
         if goes_to_dali(handle, options.video_decode_device, device):
             for_dali[position] = handle
         else:
-            block.put_when_done(
-                [position], host_threads().submit(_decode_in_pool, decode_on_cpu, handle, device, stream)
-            )
+            block.put_when_done([position], host_threads().submit(_decode_in_pool, handle, device, stream))
     if for_dali:
         submitted = list(for_dali.values())
         done = submit_clips(options, device, submitted, stream)
@@ -212,11 +211,6 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
     block = FutureGroup(len(handles), stream)
     groups: dict[tuple[ImageSpec, bool], list[int]] = {}
     for position, handle in enumerate(handles):
-        if isinstance(handle, DecodedHandle):
-            block.put_when_done(
-                [position], host_threads().submit(_decode_in_pool, _take_pixels, handle, device, stream)
-            )
-            continue
         try:
             eligible = type(handle) is DaliHandle or _is_eligible(handle, device)
         except DecodeError as error:
@@ -226,9 +220,7 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
             on_host = device.kind == "gpu" and not has_gpu_codec(handle.format)
             groups.setdefault((handle.spec, on_host), []).append(position)
         else:
-            block.put_when_done(
-                [position], host_threads().submit(_decode_in_pool, decode_on_cpu, handle, device, stream)
-            )
+            block.put_when_done([position], host_threads().submit(_decode_in_pool, handle, device, stream))
     for (spec, on_host), positions in groups.items():
         part = _submit_to_engine(options, spec, device, [handles[i] for i in positions], stream, on_host)
         block.put_when_done(positions, part)
@@ -243,16 +235,20 @@ def _submit_to_engine(
     stream: Any,
     on_host: bool,
 ) -> Future[list[Outcome]]:
-    engine = engine_for(
-        DaliImageEngine,
-        ImageGraph.from_spec(spec, device.kind),
-        options.on(device, on_host=on_host),
-        gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
-    )
+    graph, runs = _image_pipeline(options, spec, device, on_host)
+    engine = engine_for(DaliImageEngine, graph, runs, gpu_memory_budget_bytes=options.gpu_memory_budget_bytes)
     decoded = engine.submit(handles, stream=stream)
     if spec.front_end is None or device.kind == "gpu":
         return decoded
     return _render_when_decoded(decoded, handles)
+
+
+@functools.lru_cache(maxsize=256)  # asked for every block
+def _image_pipeline(
+    options: EngineOptions, spec: ImageSpec, device: Device, on_host: bool
+) -> tuple[ImageGraph, PipelineOptions]:
+    """Returns what the pipeline of a spec produces, and how it runs: on the cores that the first block finds."""
+    return ImageGraph.from_spec(spec, device.kind), options.on(device, on_host=on_host)
 
 
 def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
@@ -263,10 +259,9 @@ def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[Media
         try:
             for position, outcome in enumerate(done.result()):
                 # PIL and PyAV render what they decode after a failure of DALI.
-                handle = handles[position]
-                if _renders(handle) and isinstance(outcome, Decoded) and not isinstance(outcome.value, VisionInput):
-                    task = host_threads().submit(_render, handle, outcome)
-                    block.put_when_done([position], task)
+                handle, renders = handles[position], handles[position].spec.front_end is not None
+                if renders and isinstance(outcome, Decoded) and not isinstance(outcome.value, VisionInput):
+                    block.put_when_done([position], host_threads().submit(_render, handle, outcome))
                 else:
                     block.put([position], [outcome])
         except BaseException as error:  # nobody would hear of an error raised in a callback
@@ -279,7 +274,7 @@ def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[Media
 def _is_eligible(handle: MediaHandle, device: Device) -> bool:
     """Returns whether DALI may decode the handle of another decoder, whose fields may not fit its data."""
     spec = handle.spec
-    if device.kind == "cpu" and is_left_to_pil(handle):
+    if isinstance(handle, DecodedHandle) or (device.kind == "cpu" and is_left_to_pil(handle)):
         return False
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
     return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)
@@ -288,13 +283,10 @@ def _is_eligible(handle: MediaHandle, device: Device) -> bool:
 # --- on the threads of the pool ------------------------------------------------------------------------------------
 
 
-def _decode_in_pool(
-    decode: Callable[[Any, Callable[[Any], Any]], Outcome], handle: MediaHandle, device: Device, consumer: Any
-) -> list[Outcome]:
-    """Returns the outcome of a handle that the CPU decodes, with its values copied to the device.
+def _decode_in_pool(handle: MediaHandle, device: Device, consumer: Any) -> list[Outcome]:
+    """Returns the outcome of a handle that the CPU decodes, or has decoded, with its values copied to the device.
 
     Args:
-        decode: Decodes a handle and moves its values to the device with the function that it is given.
         handle: The handle.
         device: Where the other values of the block are.
         consumer: torch.cuda.Stream on which they will be used.
@@ -305,13 +297,14 @@ def _decode_in_pool(
         streams[device] = work_stream(device)
     work = streams[device]
     copies = consumer if work is None else work
-    outcomes = [decode(handle, lambda value: bring_to_device(value, device, copies))]
-    seal(outcomes, work, consumer)
-    return outcomes
 
+    def bring(value: Any) -> Any:
+        return bring_to_device(value, device, copies)
 
-def _renders(handle: MediaHandle) -> bool:
-    return handle.spec.front_end is not None
+    decoded = isinstance(handle, DecodedHandle)
+    outcome = Decoded(bring(handle.decode()), "pil") if decoded else decode_on_cpu(handle, bring)
+    seal([outcome], work, consumer)
+    return [outcome]
 
 
 def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:
@@ -320,7 +313,3 @@ def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:
 
         return [Decoded(render_video(handle, outcome.value), outcome.route)]
     return [Decoded(render(handle, outcome.value), outcome.route)]
-
-
-def _take_pixels(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:
-    return Decoded(bring(handle.pixels), "pil")

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from energon_dali.decode.dali.images.codecs import image_route
 from energon_dali.decode.dali.images.finish import finish_images
-from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_pipeline
+from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, bytes_per_pixel, define_pipeline
 from energon_dali.decode.dali.images.recovery import decode_suspects
 from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.geometry import handle_geometry
+from energon_dali.decode.geometry import Geometry, handle_geometry
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import DecodeError
 
@@ -38,23 +38,25 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         block = FutureGroup(len(handles), stream)
         if not handles:
             return block.future
-        geometries: dict[int, Any] = {}
-        for position, handle in enumerate(handles):
+        spec = handles[0].spec
+        geometries: dict[int, Geometry | None] = dict.fromkeys(range(len(handles)))
+        for position, handle in enumerate(handles) if spec.geometric else ():
             try:
                 geometries[position] = handle_geometry(handle)
             except DecodeError as error:
+                del geometries[position]
                 block.put([position], [DecodeFailure(error.reason, handle.format, "screen", handle.source)])
         runs = []
-        bytes_per_pixel = ImageGraph.from_spec(handles[0].spec).bytes_per_pixel
+        source_bytes = bytes_per_pixel(spec)
         for positions in split_block(
             handles,
             list(geometries),
             max_images=self.options.max_batch_size,
             max_bytes=self._memory.run_bytes,
-            bytes_per_pixel=bytes_per_pixel,
+            bytes_per_pixel=source_bytes,
         ):
             batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
-            cost = sum(handle.width * handle.height for handle in batch.handles) * bytes_per_pixel
+            cost = sum(handle.width * handle.height for handle in batch.handles) * source_bytes
             runs.append(Run(block, positions, batch, cost))
         self.enqueue(runs)
         return block.future

@@ -6,8 +6,9 @@ each time. On the CPU it mostly decodes and crops, and `finish_images` does the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.dali.images.codecs import decodes_regions
@@ -69,6 +70,14 @@ class ImageGraph:
     """Whether the EXIF orientation is applied."""
     is_finished_later: bool = False
     """Whether `finish_images` makes the results of what the pipeline decodes and crops."""
+    inputs: tuple[str, ...] = field(init=False, compare=False)
+    """Names of the inputs besides "encoded", in the order of `geometry_rows`."""
+
+    def __post_init__(self) -> None:
+        names: tuple[str, ...] = ("start", "shape") if self.crops else ()
+        names += ("roi_start", "roi_end") if self.crops_resized else ()
+        names += ("size",) if self.resamples and self.size is None else ()
+        object.__setattr__(self, "inputs", names + (("mirror",) if self.flips else ()))
 
     @classmethod
     def from_spec(cls, spec: ImageSpec, device: Literal["cpu", "gpu"] = "gpu") -> ImageGraph:
@@ -114,20 +123,6 @@ class ImageGraph:
             upright=spec.apply_exif_orientation,
         )
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs besides "encoded", in the order of `geometry_rows`."""
-        names: tuple[str, ...] = ("start", "shape") if self.crops else ()
-        names += ("roi_start", "roi_end") if self.crops_resized else ()
-        names += ("size",) if self.resamples and self.size is None else ()
-        return names + (("mirror",) if self.flips else ())
-
-    @property
-    def bytes_per_pixel(self) -> int:
-        """Bytes per source pixel while it is decoded: the RGB bytes, and the result if it is not resampled."""
-        width = {"uint8": 1, "float16": 2, "float32": 4}[self.dtype]
-        return 3 + (0 if self.size is not None else (3 if self.dtype != "uint8" else 0) + width * len(self.mode))
-
 
 @dataclass(slots=True, eq=False)
 class ImageBatch:
@@ -146,6 +141,14 @@ class ImageBatch:
     def select(self, positions: Sequence[int]) -> ImageBatch:
         """Returns a batch of some of the images."""
         return ImageBatch([self.handles[i] for i in positions], [self.geometries[i] for i in positions])
+
+
+@functools.lru_cache(maxsize=256)  # asked for every block
+def bytes_per_pixel(spec: ImageSpec) -> int:
+    """Returns the bytes per source pixel while it is decoded: the RGB bytes, and the result if it is not resampled."""
+    graph = ImageGraph.from_spec(spec)
+    width = {"uint8": 1, "float16": 2, "float32": 4}[graph.dtype]
+    return 3 + (0 if graph.size is not None else (3 if graph.dtype != "uint8" else 0) + width * len(graph.mode))
 
 
 def define_pipeline(graph: ImageGraph, options: PipelineOptions) -> Any:

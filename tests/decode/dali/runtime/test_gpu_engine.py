@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from energon_dali.decode import DaliDecoder, Decoded
-from energon_dali.decode.dali import close_engines
+from energon_dali.decode.dali import close_engines, dispatch
 from energon_dali.decode.dali.dispatch import DecodedHandle
 from energon_dali.decode.dali.images import codecs
 from energon_dali.errors import DeviceFailedError
@@ -150,6 +150,7 @@ def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threa
 ) -> None:
     install_dali(monkeypatch, cuda)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(dispatch, "_image_pipeline", dispatch._image_pipeline.__wrapped__)
     decoder = decoder_for_gpu()
     names = ["jpeg-420", "png-rgb", "jpeg-444", "pnm-rgb", "bmp-rgb"]
     outcomes: Any = decoder.decode_block([decoder.make_handle("part", sample_images()[name]) for name in names])
