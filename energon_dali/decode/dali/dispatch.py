@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine, render
-from energon_dali.decode.dali.images.finish import can_finish
-from energon_dali.decode.dali.images.graph import ImageGraph
+from energon_dali.decode.dali.images.graph import ImageGraph, can_finish
 from energon_dali.decode.dali.runtime.blocks import (
     FutureGroup,
     bring_to_device,

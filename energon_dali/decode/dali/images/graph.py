@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.dali.images.codecs import decodes_regions
-from energon_dali.decode.dali.images.finish import can_finish
 from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
 from energon_dali.decode.operations import (
@@ -122,6 +121,19 @@ class ImageGraph:
             antialias=spec.antialias,
             upright=spec.apply_exif_orientation,
         )
+
+
+def can_finish(spec: ImageSpec) -> bool:
+    """Returns whether `finish_images` makes the results of a spec.
+
+    It makes RGB of what it need not resample, or of what torch resamples as PIL does: whole pixels that become fewer or
+    more by a filter that is widened when the image shrinks.
+    """
+    if spec.front_end is not None or spec.mode != "RGB":
+        return False
+    if not any(isinstance(operation, (Resize, RandomResizedCrop)) for operation in spec.geometric):
+        return True
+    return spec.antialias and spec.interpolation in ("bilinear", "bicubic") and not crops_resized(spec.geometric)
 
 
 @dataclass(slots=True, eq=False)

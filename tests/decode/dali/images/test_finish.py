@@ -22,8 +22,9 @@ from energon_dali.decode import (
     SampleDecoder,
 )
 from energon_dali.decode.dali import release_memory
-from energon_dali.decode.dali.images import finish
-from energon_dali.decode.dali.images.finish import can_finish, finish_images
+from energon_dali.decode.dali.images import engine
+from energon_dali.decode.dali.images.engine import finish_images
+from energon_dali.decode.dali.images.graph import can_finish
 from energon_dali.decode.dali.runtime.blocks import NUM_THREADS, RESULTS, host_threads
 from energon_dali.decode.dali.tolerance import CPU_BY_TORCH, explain_difference
 from energon_dali.decode.geometry import draw_geometry
@@ -117,8 +118,8 @@ def test_large_runs_give_the_same_without_memory_that_is_used_again(
     case: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = [np.asarray(image).copy() for image in decode(name, KEPT[case])]
-    monkeypatch.setattr(finish, "_MOST_BYTES", 1000)
-    monkeypatch.setattr(finish, "_MOST_BYTES_OF_ONE", 1000)
+    monkeypatch.setattr(engine, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(engine, "_MOST_BYTES_OF_ONE", 1000)
     for got, image in zip(decode(name, KEPT[case]), wanted, strict=True):
         assert np.array_equal(np.asarray(got), image)
 
@@ -139,7 +140,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_results_of_one_size_are_consecutive_and_nothing_overwrites_what_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(finish, "RESULTS", ReusedBuffers())
+    monkeypatch.setattr(engine, "RESULTS", ReusedBuffers())
     operations = [RandomResizedCrop(48)]
     batch = decode("torchrgb", operations)
     size = batch[0].numel() * 4
