@@ -59,6 +59,11 @@ class Geometry:
     """(top, left, height, width) of the needed pixels: the box, plus what the filter reads around it if a crop follows
     a resize. It contains the box and is inside the image."""
 
+    @classmethod
+    def whole(cls, height: int, width: int) -> Geometry:
+        """Returns the geometry that leaves an image of this size as it is."""
+        return cls(0, 0, height, width, height, width, False, (0, 0, height, width))
+
     @property
     def box_is_window(self) -> bool:
         """Whether the box is made of whole pixels, and the filter reads nothing else."""

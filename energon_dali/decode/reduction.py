@@ -53,7 +53,7 @@ class Reduction:
         if turns and handle.orientation >= 5:
             height, width, spare_y, spare_x = width, height, spare_x, spare_y
         if geometry is None:
-            geometry = Geometry(0, 0, height, width, height, width, False, (0, 0, height, width))
+            geometry = Geometry.whole(height, width)
         if self.factor == 1:
             return geometry
         reversed_axes = _REVERSED.get(handle.orientation, "") if turns else ""

@@ -233,16 +233,7 @@ class DaliDecoder(MediaDecoder):
 
     def config(self) -> dict[str, Any]:
         """Returns the options as plain values."""
-        return {
-            **super().config(),
-            "image_decode_device": self.image_decode_device,
-            "video_decode_device": self.video_decode_device,
-            "num_threads": self.num_threads,
-            "max_batch_size": self.max_batch_size,
-            "feed": self.feed,
-            "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes,
-            "tuning": asdict(self.tuning),
-        }
+        return {**super().config(), "feed": self.feed, **asdict(self.engine_options)}
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"

@@ -44,25 +44,12 @@ IMAGES: dict[Kind, dict[str, Threshold]] = {
         "bmp": Threshold(0, 33000),
         "pnm": Threshold(0, 4100),
     },
-    "gpu": {
-        "jpeg": _GUESSED,
-        "png": _GUESSED,
-        "tiff": _GUESSED,
-        "jpeg2000": _GUESSED,
-        "bmp": _GUESSED,
-        "pnm": _GUESSED,
-    },
+    "gpu": dict.fromkeys(("jpeg", "png", "tiff", "jpeg2000", "bmp", "pnm"), _GUESSED),
 }
 """Images at their own size as uint8, by format. Where they are also resampled or normalised, DALI is always taken."""
 CLIPS: dict[Kind, dict[str, Threshold]] = {
-    "cpu": {"vp8": _NEVER, "vp9": _NEVER, "mjpeg": _NEVER},
-    "gpu": {
-        "h264": _FROM_8_FRAMES,
-        "hevc": _FROM_8_FRAMES,
-        "vp9": _FROM_8_FRAMES,
-        "mpeg4": _FROM_8_FRAMES,
-        "av1": _FROM_8_FRAMES,
-    },
+    "cpu": dict.fromkeys(("vp8", "vp9", "mjpeg"), _NEVER),
+    "gpu": dict.fromkeys(("h264", "hevc", "vp9", "mpeg4", "av1"), _FROM_8_FRAMES),
 }
 """Clips, by codec."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
@@ -73,12 +73,4 @@ class DaliTuning:
     @property
     def image_decoder_options(self) -> dict[str, object]:
         """The arguments of `fn.decoders.image` on a GPU among these settings."""
-        return {
-            "hw_decoder_load": self.hw_decoder_load,
-            "preallocate_width_hint": self.preallocate_width_hint,
-            "preallocate_height_hint": self.preallocate_height_hint,
-            "device_memory_padding": self.device_memory_padding,
-            "host_memory_padding": self.host_memory_padding,
-            "hybrid_huffman_threshold": self.hybrid_huffman_threshold,
-            "jpeg_fancy_upsampling": self.jpeg_fancy_upsampling,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "runs_in_flight"}

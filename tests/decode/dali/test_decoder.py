@@ -203,6 +203,17 @@ def test_auto_without_dali_is_sample_decoder(monkeypatch: pytest.MonkeyPatch, ca
             _ = DaliDecoder(image_decode_device=option).placement  # type: ignore[arg-type]
 
 
+def test_where_media_are_decoded_is_fixed_in_a_process_and_found_again_in_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = DaliDecoder()
+    assert decoder.placement == "rank"
+    sent = pickle.dumps(decoder)
+    monkeypatch.setattr(device, "has_dali", lambda: False)  # as on another machine
+    assert decoder.placement == "rank"
+    assert pickle.loads(sent).placement == "worker"
+
+
 def test_gpu_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "sees_gpu", lambda: False)
     with pytest.raises(DeviceError, match=r"needs an NVIDIA GPU, and none is visible"):

@@ -90,6 +90,7 @@ class DaliReader:
         self._rows = rows
         self._components = list(components)
         self._image = self._components.index(image)
+        self._others = [number for number in range(len(components)) if number != self._image]
         self._batch_size = batch_size
         self._folder = TemporaryDirectory(prefix="energon-dali-index-")
         self._next_row = 0  # of the next run to be scheduled
@@ -200,9 +201,8 @@ class DaliReader:
             raise RuntimeError(f"encountered: DALI's reader returned row {found!r} instead of {first}")
 
     def _bytes_of_parts(self, outputs: Sequence[Any], first: int, last: int) -> dict[str, list[bytes | None]]:
-        others = [number for number in range(len(self._components)) if number != self._image]
         parts: dict[str, list[bytes | None]] = {}
-        for number, images in zip(others, outputs, strict=True):
+        for number, images in zip(self._others, outputs, strict=True):
             present = [row.extents[number] is not None for row in self._rows[first:last]]
             parts[self._components[number]] = [
                 np.asarray(images[i]).tobytes() if there else None for i, there in enumerate(present)
@@ -217,13 +217,12 @@ class DaliReader:
         self._pipeline = None
         self._flying.clear()
         self._next_row = last
-        others = [number for number in range(len(self._components)) if number != self._image]
-        parts: dict[str, list[bytes | None]] = {self._components[number]: [] for number in others}
+        parts: dict[str, list[bytes | None]] = {self._components[number]: [] for number in self._others}
         outcomes: list[Outcome | None] = []
         handles: list[MediaHandle] = []
         for row in self._rows[first:last]:
             contents = [None if extent is None else self._read(row.shard, *extent) for extent in row.extents]
-            for number in others:
+            for number in self._others:
                 parts[self._components[number]].append(contents[number])
             try:
                 raw = contents[self._image] or b""

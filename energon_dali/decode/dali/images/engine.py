@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from energon_dali.decode.dali.runtime.blocks import (
     FutureGroup,
     bring_to_device,
     host_threads,
+    split_block,
 )
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
@@ -63,33 +64,39 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         if not handles:
             return block.future
         spec = handles[0].spec
-        geometries: dict[int, Geometry | None] = dict.fromkeys(range(len(handles)))
+        geometries: list[Geometry | None] = [None] * len(handles)
+        refused: set[int] = set()
         for position, handle in enumerate(handles) if spec.geometric else ():
             try:
                 geometries[position] = handle_geometry(handle)
             except DecodeError as error:
-                del geometries[position]
+                refused.add(position)
                 block.put([position], [DecodeFailure(error.reason, handle.format, "screen", handle.source)])
-        runs = []
-        source_bytes = bytes_per_pixel(spec)
-        for positions in split_block(
-            handles,
-            list(geometries),
-            max_images=self.options.max_batch_size,
-            max_bytes=self._memory.run_bytes,
-            bytes_per_pixel=source_bytes,
-        ):
-            batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
-            cost = sum(handle.width * handle.height for handle in batch.handles) * source_bytes
-            runs.append(Run(block, positions, batch, cost))
-        self.enqueue(runs)
+        pixel_bytes = bytes_per_pixel(spec)
+        sizes = [(i, each.width * each.height * pixel_bytes) for i, each in enumerate(handles) if i not in refused]
+        runs = split_block(sizes, most_samples=self.options.max_batch_size, most_bytes=self._memory.run_bytes)
+        self.enqueue(
+            [
+                Run(block, run, ImageBatch([handles[i] for i in run], [geometries[i] for i in run]), size)
+                for run, size in runs
+            ]
+        )
         return block.future
 
     def define(self) -> Any:
         return define_pipeline(self.graph, self.options)
 
     def set_inputs(self, pipeline: Pipeline, batch: ImageBatch) -> None:
-        set_inputs(pipeline, self.graph, batch)
+        """Sets the inputs of a pipeline to a batch; costs about 2 us per image, whatever its size.
+
+        The data is not copied: the batch keeps alive what DALI reads until the outputs are there.
+        """
+        backend = load_backend()
+        TensorCPU, TensorListCPU = backend.TensorCPU, backend.TensorListCPU  # noqa: N806 - classes
+        encoded = TensorListCPU([TensorCPU(handle.data, "") for handle in batch.handles], contiguous=False)
+        pipeline.feed_input("encoded", encoded)
+        set_geometry_inputs(pipeline, self.graph, batch)
+        batch.inputs = (encoded, *batch.inputs)
 
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
         values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
@@ -130,50 +137,6 @@ def render(handle: MediaHandle, pixels: torch.Tensor) -> VisionInput:
     return front_end.render(Pixels(tensor=pixels.permute(2, 0, 1)), handle.layout)
 
 
-def split_block(
-    handles: Sequence[MediaHandle], positions: Sequence[int], *, max_images: int, max_bytes: int, bytes_per_pixel: int
-) -> Iterator[list[int]]:
-    """Yields the positions of each run of a pipeline, in order; an image larger than a run is alone in its own.
-
-    Args:
-        handles: The block.
-        positions: Which of its handles to divide into runs.
-        max_images: Most images per run.
-        max_bytes: Most memory per run, in bytes.
-        bytes_per_pixel: Memory per pixel of an encoded image while it is decoded.
-    """
-    run: list[int] = []
-    size = 0
-    for position in positions:
-        handle = handles[position]
-        cost = handle.width * handle.height * bytes_per_pixel
-        if run and (len(run) == max_images or size + cost > max_bytes):
-            yield run
-            run, size = [], 0
-        run.append(position)
-        size += cost
-    if run:
-        yield run
-
-
-def set_inputs(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None:
-    """Sets the inputs of a pipeline to a batch; costs about 2 us per image, whatever its size.
-
-    The data is not copied: the batch keeps alive what DALI reads until the outputs are there.
-
-    Args:
-        pipeline: Built by `build_pipeline` from the graph.
-        graph: Says which inputs there are.
-        batch: At least one image, at most the pipeline's batch size.
-    """
-    backend = load_backend()
-    TensorCPU, TensorListCPU = backend.TensorCPU, backend.TensorListCPU  # noqa: N806 - classes
-    encoded = TensorListCPU([TensorCPU(handle.data, "") for handle in batch.handles], contiguous=False)
-    pipeline.feed_input("encoded", encoded)
-    set_geometry_inputs(pipeline, graph, batch)
-    batch.inputs = (encoded, *batch.inputs)
-
-
 def set_geometry_inputs(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None:
     """Sets `graph.inputs` to the geometries of a batch, which keeps them alive until the outputs are there."""
     tensor_list = load_backend().TensorListCPU
@@ -202,26 +165,12 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
     for handle, geometry in zip(batch.handles, batch.geometries, strict=True):
         if geometry is None:
             turned = graph.upright and handle.orientation >= 5
-            height, width = (handle.width, handle.height) if turned else (handle.height, handle.width)
-            rows.append((0, 0, height, width, 0.0, 0.0, height, width, height, width, 0))
-        else:
-            top, left, height, width = geometry.window
-            box_top, box_left = geometry.top - top, geometry.left - left
-            rows.append(
-                (
-                    top,
-                    left,
-                    height,
-                    width,
-                    box_top,
-                    box_left,
-                    min(box_top + geometry.height, height),
-                    min(box_left + geometry.width, width),
-                    geometry.out_height,
-                    geometry.out_width,
-                    geometry.flip,
-                )
-            )
+            geometry = Geometry.whole(*((handle.width, handle.height) if turned else (handle.height, handle.width)))
+        top, left, height, width = geometry.window
+        box_top, box_left = geometry.top - top, geometry.left - left
+        bottom, right = min(box_top + geometry.height, height), min(box_left + geometry.width, width)
+        size = (geometry.out_height, geometry.out_width)
+        rows.append((top, left, height, width, box_top, box_left, bottom, right, *size, geometry.flip))
     table = np.array(rows, np.float64)  # float64[n, 11]
     columns = {
         "start": (0, 2, np.int32),

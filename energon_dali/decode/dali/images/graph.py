@@ -47,26 +47,26 @@ class ImageGraph:
     """Type of one value in the pipeline. DALI does not have bfloat16, which is float32 here."""
     layout: ImageLayout
     """Order of the axes."""
-    mean: tuple[float, ...] | None
-    """Per channel, in units of [0, 1]; None without Normalize."""
-    std: tuple[float, ...] | None
-    """Likewise."""
-    crops: bool
-    """Whether the image is cropped (only the region is decoded, where the format allows that)."""
-    resamples: bool
-    """Whether the size changes."""
-    crops_resized: bool
-    """Whether a crop follows a resize, so that the box is in fractions of source pixels."""
-    flips: bool
-    """Whether some images are mirrored."""
-    size: tuple[int, int] | None
-    """(height, width) of all results, if the operations alone decide it."""
-    interpolation: Interpolation
-    """The filter."""
-    antialias: bool
-    """Whether the filter is widened when the image shrinks."""
     upright: bool
     """Whether the EXIF orientation is applied."""
+    crops: bool
+    """Whether the image is cropped (only the region is decoded, where the format allows that)."""
+    mean: tuple[float, ...] | None = None
+    """Per channel, in units of [0, 1]; None without Normalize."""
+    std: tuple[float, ...] | None = None
+    """Likewise."""
+    resamples: bool = False
+    """Whether the size changes."""
+    crops_resized: bool = False
+    """Whether a crop follows a resize, so that the box is in fractions of source pixels."""
+    flips: bool = False
+    """Whether some images are mirrored."""
+    size: tuple[int, int] | None = None
+    """(height, width) of all results, if the operations alone decide it."""
+    interpolation: Interpolation = "bilinear"
+    """The filter."""
+    antialias: bool = True
+    """Whether the filter is widened when the image shrinks."""
     is_finished_later: bool = False
     """Whether `finish_images` makes the results of what the pipeline decodes and crops."""
     inputs: tuple[str, ...] = field(init=False, compare=False)
@@ -92,16 +92,8 @@ class ImageGraph:
                 mode="RGB",
                 dtype="uint8",
                 layout="HWC",
-                mean=None,
-                std=None,
-                crops=_crops(operations),
-                resamples=False,
-                crops_resized=False,
-                flips=False,
-                size=None,
-                interpolation="bilinear",
-                antialias=True,
                 upright=spec.apply_exif_orientation,
+                crops=_crops(operations),
                 is_finished_later=True,
             )
         # A front end resamples: DALI only decodes, crops and flips.
@@ -110,16 +102,16 @@ class ImageGraph:
             mode=spec.mode,
             dtype="float32" if spec.dtype == "bfloat16" else spec.dtype,
             layout=spec.layout,
+            upright=spec.apply_exif_orientation,
+            crops=_crops(operations),
             mean=None if normalize is None else _per_channel(normalize.mean, spec.channels),
             std=None if normalize is None else _per_channel(normalize.std, spec.channels),
-            crops=_crops(operations),
             resamples=resamples,
             crops_resized=crops_resized(operations),
             flips=any(isinstance(op, HorizontalFlip) for op in operations),
             size=_fixed_size(operations) if resamples else None,
             interpolation=spec.interpolation,
             antialias=spec.antialias,
-            upright=spec.apply_exif_orientation,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,6 +108,28 @@ class FutureGroup:
         """Fails the block, unless it is done already."""
         with suppress(InvalidStateError):  # cancelled, or another part failed
             self.future.set_exception(error)
+
+
+def split_block(
+    sizes: Iterable[tuple[int, int]], *, most_samples: int, most_bytes: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yields (positions, bytes) of each run of a pipeline, in order; one that is larger than a run is alone in its own.
+
+    Args:
+        sizes: (position in the block, bytes that it takes while it is decoded) of each image or video.
+        most_samples: Most of them per run.
+        most_bytes: Most memory per run, in bytes.
+    """
+    run: list[int] = []
+    total = 0
+    for position, size in sizes:
+        if run and (len(run) == most_samples or total + size > most_bytes):
+            yield run, total
+            run, total = [], 0
+        run.append(position)
+        total += size
+    if run:
+        yield run, total
 
 
 def consumer_stream(device: Device) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device
+from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device, split_block
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
@@ -48,26 +48,13 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
         clips = cast("Sequence[ClipsHandle]", handles)
         if not clips:
             return block.future
+        # The decoded frames, and the result.
+        sizes = [(position, 2 * count_decoded_bytes(handle)) for position, handle in enumerate(clips)]
+        runs = split_block(sizes, most_samples=self.options.max_batch_size, most_bytes=self._memory.run_bytes)
         self.enqueue(
-            [
-                Run(block, positions, ClipBatch([clips[i] for i in positions]), size)
-                for positions, size in self._split(clips)
-            ]
+            [Run(block, positions, ClipBatch([clips[i] for i in positions]), size) for positions, size in runs]
         )
         return block.future
-
-    def _split(self, handles: Sequence[ClipsHandle]) -> Iterator[tuple[list[int], int]]:
-        """Yields the (positions, bytes) of each run; a video larger than a run's budget is alone in its own."""
-        run: list[int] = []
-        total = 0
-        for position, handle in enumerate(handles):
-            size = 2 * count_decoded_bytes(handle)  # the decoded frames, and the result
-            if run and (len(run) == self.options.max_batch_size or total + size > self._memory.run_bytes):
-                yield run, total
-                run, total = [], 0
-            run.append(position)
-            total += size
-        yield run, total
 
     def define(self) -> Any:
         return define_video_pipeline(self.graph, self.options)

@@ -10,8 +10,9 @@ import pytest
 
 from energon_dali.decode import DaliDecoder
 from energon_dali.decode.dali.images import codecs, graph
-from energon_dali.decode.dali.images.engine import set_inputs, take_values
+from energon_dali.decode.dali.images.engine import DaliImageEngine, take_values
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_pipeline
+from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
@@ -75,11 +76,12 @@ def test_a_part_of_the_whole_is_the_region(upright: bool, monkeypatch: pytest.Mo
     batch = ImageBatch(handles, [handle_geometry(handle) for handle in handles])
     image_graph = ImageGraph.from_spec(decoder.spec)
     options = decoder.engine_options.on(Device("cpu"))
+    engine = DaliImageEngine(image_graph, options, DeviceMemory(options.device))
     made = []
     for whole in (False, True):
         define = lambda whole=whole: (define_node(image_graph, options, whole, monkeypatch),)  # noqa: E731
         pipeline = build_pipeline(options, define)
-        set_inputs(pipeline, image_graph, batch)
+        engine.set_inputs(pipeline, batch)
         pipeline.schedule_run()
         made.append(take_values(pipeline.outputs()[0], decoder.spec))
     for region, part in zip(*made, strict=True):

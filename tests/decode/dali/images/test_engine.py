@@ -15,9 +15,9 @@ import torch
 
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, SampleDecoder
 from energon_dali.decode.dali import close_engines, memory_use, release_memory
-from energon_dali.decode.dali.images.engine import DaliImageEngine, split_block, split_memory
+from energon_dali.decode.dali.images.engine import DaliImageEngine, split_memory
 from energon_dali.decode.dali.images.graph import ImageGraph
-from energon_dali.decode.dali.runtime.blocks import DeviceMemory
+from energon_dali.decode.dali.runtime.blocks import DeviceMemory, split_block
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.engine import engine_for
 from energon_dali.decode.dali.runtime.library import load_backend
@@ -136,10 +136,12 @@ def test_splits_large_blocks() -> None:
 
 def test_splits_by_memory() -> None:
     block = handles("jpeg-420", "jpeg-1x1", "jpeg-420", "jpeg-420", "jpeg-1x1")
-    pixels = 157 * 118
-    runs = split_block(block, [0, 1, 2, 3, 4], max_images=64, max_bytes=2 * pixels * 3 + 6, bytes_per_pixel=3)
-    assert list(runs) == [[0, 1, 2], [3, 4]]
-    assert list(split_block(block, [0, 2], max_images=64, max_bytes=1, bytes_per_pixel=3)) == [[0], [2]]
+    sizes = [(position, handle.width * handle.height * 3) for position, handle in enumerate(block)]
+    large = 157 * 118 * 3
+    runs = split_block(sizes, most_samples=64, most_bytes=2 * large + 6)
+    assert list(runs) == [([0, 1, 2], 2 * large + 3), ([3, 4], large + 3)]
+    assert list(split_block(sizes[:3:2], most_samples=64, most_bytes=1)) == [([0], large), ([2], large)]
+    assert [run for run, _ in split_block(sizes, most_samples=2, most_bytes=9 * large)] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_budget_holds_back_runs_and_is_given_back() -> None:
