@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from io import BytesIO
+from operator import methodcaller
 from pickle import UnpicklingError
 from typing import Any
 
@@ -102,10 +103,6 @@ def gunzip(data: bytes, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise DecodeError(f"The unpacked content has more than max_bytes={max_bytes:,} bytes", "gz", "basic")
     return content
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
 
 
 def _json(data: bytes) -> Any:
@@ -245,7 +242,7 @@ def _refuse_pickle(data: bytes) -> Any:
 
 
 READERS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("txt", "text", "transcript"), methodcaller("decode", "utf-8")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), _json),
     **dict.fromkeys(sorted(PICKLE_SUFFIXES), _refuse_pickle),
