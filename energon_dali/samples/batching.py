@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -270,6 +271,9 @@ def columns_of(samples: Sequence[Any]) -> dict[str, list[Any]]:
             f"A {type(first).__name__} has no fields to batch. Give dataclasses, dicts or named tuples, "
             "or override batch()."
         )
+    if not isinstance(first, dict) and len(set(map(type, samples))) == 1:
+        with suppress(AttributeError):  # explained below
+            return {name: [getattr(sample, name) for sample in samples] for name in names}
     for sample in samples:
         lost = [name for name in names if not has_field(sample, name)]
         if lost or (isinstance(sample, dict) and len(sample) != len(names)):
