@@ -6,8 +6,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -33,11 +32,11 @@ class _ActiveConfig(type):
     @property
     def active_worker_config(cls) -> WorkerConfig | None:
         """The configuration in hooks, while a user's dataset runs, and after `worker_activate`; None otherwise."""
-        return _RUNNING.config
+        return RUNNING.config
 
     @active_worker_config.setter
     def active_worker_config(cls, config: WorkerConfig | None) -> None:
-        _RUNNING.config = config
+        RUNNING.config = config
 
 
 @explain_call
@@ -242,12 +241,12 @@ class WorkerConfig(metaclass=_ActiveConfig):
         Raises:
             ConfigError: Neither a hook nor a user's dataset runs in this thread.
         """
-        if _RUNNING.stream is None:
+        if RUNNING.stream is None:
             raise ConfigError(
                 "The worker is known only in hooks and while a dataset with its own __iter__ runs. Read it there. "
                 "For random numbers in hooks, @stateless(restore_seeds=True) seeds the generators."
             )
-        return self.streams.index(_RUNNING.stream)
+        return self.streams.index(RUNNING.stream)
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
         """Returns the number of the running stream in the job.
@@ -286,7 +285,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         @property
         def active_worker_config(self) -> WorkerConfig | None:
             """That of the class: instances do not have the attributes of a metaclass."""
-            return _RUNNING.config
+            return RUNNING.config
 
     def worker_activate(
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
@@ -316,12 +315,12 @@ class WorkerConfig(metaclass=_ActiveConfig):
             raise ConfigError(
                 f"override_global_rank={stream} is not a stream of rank {self.rank}: give one of {self.streams}."
             )
-        _RUNNING.stream, _RUNNING.samples = stream, [sample_index]
+        RUNNING.stream, RUNNING.samples = stream, [sample_index]
         WorkerConfig.active_worker_config = self
 
     def worker_deactivate(self) -> None:
         """Ends what `worker_activate` began; may be called again."""
-        _RUNNING.stream, _RUNNING.samples = None, []
+        RUNNING.stream, RUNNING.samples = None, []
         WorkerConfig.active_worker_config = None
 
     def worker_push_sample_index(self, sample_index: int) -> None:
@@ -354,12 +353,12 @@ class WorkerConfig(metaclass=_ActiveConfig):
         return self._activated_samples()[0] * self.layout.num_workers + self.rank_worker_id()
 
     def _activated_samples(self) -> list[int]:
-        if not _RUNNING.samples:
+        if not RUNNING.samples:
             raise ConfigError(
                 "The number of the sample is held by a WorkerConfig only between worker_activate(sample_index) and "
                 "worker_deactivate(). In hooks use self.current_sample_index."
             )
-        return _RUNNING.samples
+        return RUNNING.samples
 
     def should_log(self, level: int) -> bool:
         """Returns whether entries of a level are written to the debug log."""
@@ -425,7 +424,7 @@ def cores_per_rank() -> int:
 
 
 class _Running(threading.local):
-    """The stream that a user's dataset iterates in this thread."""
+    """The stream that runs in this thread, and what a program set by `WorkerConfig.worker_activate`."""
 
     stream: int | None = None
     config: WorkerConfig | None = None
@@ -435,31 +434,7 @@ class _Running(threading.local):
         """Numbers of the samples that a program works on by itself, outermost stage first."""
 
 
-_RUNNING = _Running()
-
-
-def activated_samples() -> list[int]:
-    """Returns the numbers over all workers of the rank that a program set by `WorkerConfig.worker_activate`."""
-    config = WorkerConfig.active_worker_config
-    if config is None or not _RUNNING.samples:
-        return []
-    return [number * config.layout.num_workers + config.rank_worker_id() for number in _RUNNING.samples]
-
-
-@contextmanager
-def running_stream(config: WorkerConfig, stream: int) -> Iterator[None]:
-    """Makes `rank_worker_id` and the like answer for a stream.
-
-    Args:
-        config: The job.
-        stream: Number of the stream.
-    """
-    before, active = _RUNNING.stream, WorkerConfig.active_worker_config
-    _RUNNING.stream, WorkerConfig.active_worker_config = stream, config
-    try:
-        yield
-    finally:
-        _RUNNING.stream, WorkerConfig.active_worker_config = before, active
+RUNNING = _Running()
 
 
 def _rank_and_world_size(group: ProcessGroup | None) -> tuple[int, int]:

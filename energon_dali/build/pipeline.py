@@ -20,6 +20,7 @@ from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder import failure_tolerance, hook_names, is_stateless, overridden
+from energon_dali.task_encoder.encoder import batch_function
 
 LARGEST_BLOCK = 64
 """Most samples per block: enough to keep every decode thread busy, few enough to arrive early."""
@@ -241,7 +242,7 @@ def _pack(
 
 def _batch(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptions) -> tuple[SavableDataset[Any], bool]:
     """Returns (the tree, whether it yields batches)."""
-    batcher = encoder.batch
+    batcher, stateless = batch_function(encoder), is_stateless(encoder.batch)
     tolerance = _tolerance(encoder, "batch")
     config = _hook_config(encoder, "batch")
     if overridden(encoder, "batch_group_criterion"):
@@ -250,7 +251,7 @@ def _batch(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptio
             options.batch_size,
             encoder.batch_group_criterion,
             batcher,
-            batcher_stateless=is_stateless(batcher),
+            batcher_stateless=stateless,
             batcher_config=config,
             drop_last=options.batch_drop_last,
             failure_tolerance=tolerance,
@@ -261,7 +262,7 @@ def _batch(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptio
         tree,
         options.batch_size,
         batcher,
-        batcher_stateless=is_stateless(batcher),
+        batcher_stateless=stateless,
         batcher_config=config,
         drop_last=options.batch_drop_last,
         failure_tolerance=tolerance,

@@ -15,7 +15,7 @@ from energon_dali.datasets.state_values import from_plain, to_plain
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.shards.documents.state_entries import list_of
-from energon_dali.worker_config import running_stream
+from energon_dali.task_encoder.context import running_stream
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

@@ -20,8 +20,7 @@ from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of, plain, restore_stream
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
-from energon_dali.task_encoder.context import context_depth, leave_contexts
-from energon_dali.worker_config import running_stream
+from energon_dali.task_encoder.context import context_depth, leave_contexts, running_stream
 
 if TYPE_CHECKING:
     # For its type alone: a dataset iterates itself with a RankIterator.
@@ -142,7 +141,8 @@ class RankIterator(Iterator[T], Generic[T]):
 
     def _skip_of_stream(self, stream: int, count: int) -> int:
         self._restored.add(stream)  # it is not started at its beginning
-        return self._iterator(stream).skip(count)
+        with running_stream(self._dataset.worker_config, stream):
+            return self._iterator(stream).skip(count)
 
     def _take(self) -> tuple[int, T]:
         """Returns (stream, element) of the next step; StopIteration if the epoch is over."""

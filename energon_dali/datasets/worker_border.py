@@ -19,7 +19,8 @@ from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError
 from energon_dali.samples.base import Key, get_restore_key
 from energon_dali.shards.documents.state_entries import plain, restore_stream
-from energon_dali.worker_config import WorkerConfig, running_stream
+from energon_dali.task_encoder.context import running_stream
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
@@ -30,9 +31,9 @@ BLOCKS_AHEAD = 1
 class WorkerBorder(PassThroughDataset[Any]):
     """Yields the elements of the part of the tree that workers run, with their media handles decoded.
 
-    With `context.blocks` the part below runs elsewhere. Without it, it runs in this process and forms blocks all the
-    same, so that decoding works on blocks in both cases. A sample with a part that the decoder cannot read is dropped,
-    counted and named; its neighbours stay.
+    With `context.blocks` the part below runs elsewhere. Without it, it runs in this process, and if there is something
+    to decode it forms blocks all the same, so that decoding works on blocks in both cases. A sample with a part that
+    the decoder cannot read is dropped, counted and named; its neighbours stay.
 
     Args:
         dataset: What the workers run.
@@ -96,6 +97,8 @@ class WorkerBorder(PassThroughDataset[Any]):
         return self.dataset.open(StreamContext(stream)).state_dict()
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
+        if self.decoder is None and context.blocks is None:
+            return self.dataset.open(context)  # nothing to decode, and no border to cross
         return _DecodeIterator(self, context)
 
     def open_blocks(self, context: StreamContext) -> BlockIterator:

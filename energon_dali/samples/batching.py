@@ -190,6 +190,15 @@ def make_batch(
     return construct(result_type, values) if is_dataclass(result_type) else result_type(**values)
 
 
+def batch_alike(samples: list[Any]) -> Any:
+    """Returns a batch of the samples' own type, with each field batched by `generic_batch`.
+
+    Raises:
+        ConfigError: The samples have different fields.
+    """
+    return make_batch(samples, type(samples[0]), {}, generic_batch)
+
+
 def _fields_of(result_type: type[Any], columns: Mapping[str, Any]) -> tuple[set[str], set[str]]:
     """Returns (fields that a type takes, fields that it requires).
 

@@ -1,4 +1,7 @@
-"""The sample and batch that a hook is working on: a stack per thread, because each stage pulls from the one before."""
+"""What hooks read of their work: the stream that runs, and the sample and batch that are being made, in this thread.
+
+Samples and batches are stacks, because each stage pulls from the one before.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from energon_dali.errors import ConfigError
-from energon_dali.worker_config import WorkerConfig, activated_samples
+from energon_dali.worker_config import RUNNING, WorkerConfig
 
 
 class _Stack(threading.local):
@@ -20,6 +23,30 @@ class _Stack(threading.local):
 
 
 _STACK = _Stack()
+
+
+class running_stream:  # noqa: N801 - read as a statement: with running_stream(config, stream)
+    """Makes `WorkerConfig.rank_worker_id` and the like answer for a stream, as a `with` block.
+
+    Args:
+        config: The job.
+        stream: Number of the stream.
+    """
+
+    __slots__ = ("_before", "_config", "_stream")
+
+    def __init__(self, config: WorkerConfig, stream: int) -> None:
+        self._config = config
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._before = RUNNING.stream, RUNNING.config
+        RUNNING.stream, RUNNING.config = self._stream, self._config
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        RUNNING.stream, RUNNING.config = self._before
 
 
 class sample_context:  # noqa: N801 - read as a statement: with sample_context(index, seed)
@@ -106,7 +133,7 @@ def current_sample() -> tuple[int, int] | None:
     entries = _STACK.entries
     if entries:
         return entries[-1]
-    activated, config = activated_samples(), WorkerConfig.active_worker_config
+    activated, config = _activated_samples(), RUNNING.config
     return (activated[-1], config.seed_offset) if activated and config is not None else None
 
 
@@ -119,7 +146,7 @@ def current_sample_index() -> int:
     entries = _STACK.entries
     if entries:
         return entries[-1][0]
-    activated = activated_samples()
+    activated = _activated_samples()
     if not activated:
         raise ConfigError(_OUTSIDE.format("current_sample_index"))
     return activated[-1]
@@ -138,10 +165,18 @@ def current_batch_index() -> int:
         return _STACK.batches[-1]
     if _STACK.entries:
         return _STACK.entries[0][0]
-    activated = activated_samples()
+    activated = _activated_samples()
     if not activated:
         raise ConfigError(_OUTSIDE.format("current_batch_index"))
     return activated[0]
+
+
+def _activated_samples() -> list[int]:
+    """Returns the numbers over all workers of the rank that a program set by `WorkerConfig.worker_activate`."""
+    config = RUNNING.config
+    if config is None or not RUNNING.samples:
+        return []
+    return [number * config.layout.num_workers + config.rank_worker_id() for number in RUNNING.samples]
 
 
 _OUTSIDE = (

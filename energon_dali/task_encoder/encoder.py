@@ -11,7 +11,7 @@ from energon_dali.cache import CachePool, active_pool
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample
-from energon_dali.samples.batching import generic_batch, make_batch
+from energon_dali.samples.batching import batch_alike, generic_batch, make_batch
 from energon_dali.task_encoder.building import current_builder
 from energon_dali.task_encoder.context import current_batch_index, current_sample_index
 from energon_dali.task_encoder.cooking import Cooker
@@ -265,6 +265,14 @@ def overridden(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
     if hook not in HOOKS:
         raise ConfigError(f"{hook!r} is not a hook of a task encoder. The hooks are {', '.join(HOOKS)}.")
     return encoder.overrides(hook)
+
+
+def batch_function(encoder: TaskEncoder[Any, Any, Any, Any]) -> Callable[[list[Any]], Any]:
+    """Returns what makes a batch: the hook, or the function that it comes down to if nobody overrides it."""
+    hook: Any = encoder.batch
+    methods = (hook, getattr(hook, "__self__", encoder)._batch)
+    own = [getattr(method, "__func__", None) for method in methods]
+    return batch_alike if own == [TaskEncoder.batch, TaskEncoder._batch] else hook
 
 
 def hook_names(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, str]:

@@ -196,7 +196,9 @@ class BatchDataset(GroupingDataset):
         function = getattr(self.hook, "__func__", self.hook)
         if inspect.isgeneratorfunction(function):
             return "batch is a generator function: how many batches it makes of one list is known when it runs."
-        own = str(getattr(function, "__module__", "")).startswith("energon_dali.task_encoder.")
+        own = str(getattr(function, "__module__", "")).startswith(
+            ("energon_dali.task_encoder.", "energon_dali.samples.")
+        )
         return None if own else "batch may skip batches, and what follows would then move up."
 
     def describe(self) -> str:
