@@ -18,10 +18,9 @@ from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
-from energon_dali.shards.open_shard import OpenShard
 from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
-from energon_dali.shards.storage.near_chunks import NearChunks
+from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
@@ -43,8 +42,145 @@ _SLOW_BYTES_PER_SECOND = 300e6
 _SLOW_READS = 4
 """Reads in a row that take longer than these two allow mean that a disk is slow."""
 
+CHUNK_BITS = 16
+CHUNK_BYTES = 1 << CHUNK_BITS
+"""Reading this much from the page cache takes about five times as long as reading 800 bytes."""
+SMALL_BYTES = 4096
+"""Larger ranges are read alone: views of them would keep whole chunks in memory."""
+KEPT_CHUNK_BYTES = 16 << 20
+"""Most memory of all chunks of this process."""
+_FEW_SAMPLES = 8
+"""Samples that are read together, below which no chunk is read: a blend takes one sample of each of its datasets."""
+_TRIED_CHUNKS = 64
+_LEAST_USES = 8
+"""Mean number of samples that are taken out of a chunk, below which no more chunks are read."""
+
 _opened: deque[tuple[weakref.ref[ShardReader], int]] = deque()
 """The shards that were opened, oldest first."""
+_kept_chunks: deque[tuple[dict[int, bytes], int]] = deque()
+"""The chunks that were read, oldest first: where each is kept, and under which number."""
+
+
+class NearChunks:
+    """Decides for one dataset whether small parts are taken out of chunks of local files, which are read once.
+
+    A sample of some hundred bytes takes less time to parse than a read takes, even from the page cache. Where the
+    window of the shuffle stays within few slices, the samples of a chunk are wanted soon after each other. All datasets
+    of a process share the memory.
+    """
+
+    def __init__(self) -> None:
+        self.are_expected = False
+        """Whether the samples of a chunk are expected soon after each other."""
+        self.are_wanted = False
+        """Whether the samples of the current read are taken out of chunks."""
+        self._chunks_read = 0
+        self._samples_read = 0
+
+    def begin_read(self, num_samples: int) -> None:
+        """Decides how samples that are read together are read; gives up if chunks were read for too few of them."""
+        self.are_wanted = self.are_expected and num_samples >= _FEW_SAMPLES
+        if not self.are_wanted:
+            return
+        self._samples_read += num_samples
+        if self._chunks_read >= _TRIED_CHUNKS:
+            self.are_expected = self.are_wanted = self._samples_read >= self._chunks_read * _LEAST_USES
+            self._chunks_read = self._samples_read = 0
+
+    def read(self, reader: LocalReader, number: int, kept: dict[int, bytes]) -> bytes:
+        """Returns a chunk of a file, and keeps it; shorter at the end of the file.
+
+        One that cannot be read is empty: its samples are then read alone, so that a bad sector loses only the one that
+        it is in.
+
+        Args:
+            reader: The file.
+            number: Number of the chunk.
+            kept: The chunks of the file that are in memory, by number. Receives this one.
+        """
+        start = number << CHUNK_BITS
+        chunk = kept[number] = reader.try_read(start, max(0, min(CHUNK_BYTES, reader.size - start))) or b""
+        self._chunks_read += 1
+        _kept_chunks.append((kept, number))
+        while len(_kept_chunks) * CHUNK_BYTES > KEPT_CHUNK_BYTES:
+            try:
+                oldest, oldest_number = _kept_chunks.popleft()
+            except IndexError:  # another thread was faster
+                break
+            oldest.pop(oldest_number, None)
+        return chunk
+
+
+class OpenShard:
+    """A shard that is open for reading.
+
+    Args:
+        number: Its number in the dataset.
+        name: Its name.
+        first_index: Number of its first sample in the dataset.
+        layout: Where its wanted parts are.
+        reader: The file.
+        near: Decides whether small parts are taken out of chunks of the file.
+    """
+
+    __slots__ = ("chunks", "first_index", "layout", "name", "near", "number", "read", "reader", "was_used")
+
+    def __init__(
+        self, number: int, name: str, first_index: int, layout: PartLayout, reader: RangeReader, near: NearChunks
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.first_index = first_index
+        self.layout = layout
+        self.reader = reader
+        self.read: Callable[[int, int], bytes | memoryview] = (
+            reader.read_view if isinstance(reader, LocalReader) else reader.read_at
+        )
+        """Reads a range for parts that may be views of it."""
+        self.near = near
+        self.chunks: dict[int, bytes] = {}
+        """Chunks of the file that are kept, by number; `near` fills it."""
+        self.was_used = False
+        """Whether it was used since it was opened, or since it was spared."""
+
+    def read_sample(self, sample: int) -> RawSample:
+        """Returns a sample; large parts are views of what was read.
+
+        Raises:
+            ShardError: There is no such sample, or the shard differs from its index.
+            StorageError: The shard cannot be read.
+        """
+        layout = self.layout
+        if not 0 <= sample < layout.extents.num_samples:
+            raise self.missing(sample)
+        key = layout.extents.key(sample)
+        parts: dict[str, bytes | memoryview] = {}
+        for run in layout.runs(sample):
+            start, size = run[2], run[3]
+            number = start >> CHUNK_BITS
+            base = number << CHUNK_BITS
+            if size < SMALL_BYTES and self.near.are_wanted and start + size <= base + CHUNK_BYTES:
+                chunk = self.chunks.get(number)
+                if chunk is None and isinstance(self.reader, LocalReader):
+                    chunk = self.near.read(self.reader, number, self.chunks)
+                if chunk:
+                    layout.extract(key, run, chunk, base, parts)
+                    continue
+            layout.extract(key, run, self.read(start, size), start, parts)
+        return RawSample(key, self.name, self.first_index + sample, self.number, sample, parts)
+
+    def missing(self, sample: int) -> ShardError:
+        """Returns the error for a sample that the shard does not have."""
+        return ShardError(
+            f"{self.name} has {self.layout.extents.num_samples} samples, and sample {sample} was requested. The key "
+            "belongs to other data.",
+            self.name,
+        )
+
+    def close(self) -> None:
+        """Closes the file, and forgets its chunks."""
+        self.reader.close()
+        self.chunks.clear()
 
 
 class ShardReader:
@@ -114,10 +250,6 @@ class ShardReader:
                     last_number = number
                 assert shard is not None
                 results.append(shard.read_sample(sample))
-            except StoreUnavailableError:
-                raise
-            except DatasetError as error:
-                results.append(error)
             except (EnergonDaliError, OSError) as error:
                 results.append(self.unreadable(number, error))
         return results
@@ -203,18 +335,13 @@ class ShardReader:
 
     def _open_shard(self, number: int) -> OpenShard:
         """Opens a shard; an error is kept, so that the samples of one read do not each try again."""
-        if number in self._failed:
-            raise self._failed[number]
-        try:
-            return self._try_open(number)
-        except StoreUnavailableError:
-            raise
-        except DatasetError as error:
-            self._failed[number] = error
-            raise
-        except (EnergonDaliError, OSError) as error:
-            self._failed[number] = self.unreadable(number, error)
-            raise self._failed[number] from error
+        failed = self._failed.get(number)
+        if failed is None:
+            try:
+                return self._try_open(number)
+            except (EnergonDaliError, OSError) as error:
+                failed = self._failed[number] = self.unreadable(number, error)
+        raise failed
 
     def _try_open(self, number: int) -> OpenShard:
         if not 0 <= number < len(self.folder.shard_names):
@@ -229,14 +356,14 @@ class ShardReader:
             reader = self._open_file(number, extents.shard_bytes)
         except FileNotFoundError as error:
             raise missing_shard(folder.root, name) from error
-        if extents.shard_bytes not in (-1, reader.size):
-            size = reader.size
+        size, changed = reader.size, ""
+        if extents.shard_bytes not in (-1, size):
+            changed = f"it has {size} bytes and had {extents.shard_bytes}"
+        elif extents.shard_bytes < 0 and extents.end_of_parts() > size:
+            changed = f"it has {size} bytes, and the index needs {extents.end_of_parts()}"
+        if changed:
             reader.close()
-            raise layout.changed(f"it has {size} bytes and had {extents.shard_bytes}")
-        if extents.shard_bytes < 0 and extents.end_of_parts() > reader.size:
-            size = reader.size
-            reader.close()
-            raise layout.changed(f"it has {size} bytes, and the index needs {extents.end_of_parts()}")
+            raise layout.changed(changed)
         shard = OpenShard(number, name, self._starts[number], layout, reader, self._near)
         if len(self._open) >= self.max_open_shards:
             self._drop_one()
@@ -346,12 +473,26 @@ class ShardReader:
             opened.layout.extract(key, run, data, base, parts)
         return RawSample(key, opened.name, opened.first_index + sample, shard, sample, parts)
 
-    def unreadable(self, number: int, error: Exception) -> ShardError:
-        """Returns the error for a shard that cannot be read."""
+    def unreadable(self, number: int, error: Exception) -> DatasetError:
+        """Returns what a sample of a shard gets in place of its data: the error itself if it is of the dataset.
+
+        Args:
+            number: Number of the shard.
+            error: What was raised when it was opened or read.
+
+        Raises:
+            StoreUnavailableError: That is the error, which ends the run.
+        """
+        if isinstance(error, StoreUnavailableError):
+            raise error
+        if isinstance(error, DatasetError):
+            return error
         name = self.folder.shard_names[number]
-        if isinstance(error, FileNotFoundError):
-            return missing_shard(self.folder.root, name)
-        found = ShardError(f"{self.folder.root / name} cannot be read: {error}", name)
+        found = (
+            missing_shard(self.folder.root, name)
+            if isinstance(error, FileNotFoundError)
+            else ShardError(f"{self.folder.root / name} cannot be read: {error}", name)
+        )
         found.__cause__ = error
         return found
 

@@ -10,8 +10,9 @@ import pytest
 
 from energon_dali import RetryPolicy, ShardError
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
-from energon_dali.shards.storage import local, near_chunks
-from energon_dali.shards.storage.near_chunks import CHUNK_BYTES, KEPT_BYTES
+from energon_dali.shards import reader as shard_reader
+from energon_dali.shards.reader import CHUNK_BYTES, KEPT_CHUNK_BYTES
+from energon_dali.shards.storage import local
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.tars import write_tar
 
@@ -71,7 +72,7 @@ def test_small_parts_are_taken_out_of_chunks(folder: Path, reads: list[int]) -> 
         assert bytes(sample.parts["bin"]) == content_of(number)
     size = sum(os.path.getsize(folder / f"{shard}.tar") for shard in range(2))
     chunks = -(-size // CHUNK_BYTES) + 2
-    large = sum(len(content_of(number)) + 512 >= near_chunks.SMALL_BYTES for number in order)
+    large = sum(len(content_of(number)) + 512 >= shard_reader.SMALL_BYTES for number in order)
     assert len(reads) <= large + 2 * chunks, "each chunk once, and a sample that crosses its border"
     reader.close()
 
@@ -93,7 +94,9 @@ def test_a_window_over_everything_reads_no_chunks(folder: Path, reads: list[int]
 def test_chunks_that_serve_few_samples_are_given_up(
     folder: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near_chunks, "KEPT_BYTES", CHUNK_BYTES)  # room for one: each is gone when it is wanted again
+    monkeypatch.setattr(
+        shard_reader, "KEPT_CHUNK_BYTES", CHUNK_BYTES
+    )  # room for one: each is gone when it is wanted again
     reader = ShardReader(WebdatasetFolder(str(folder)))
     reader.expect_order(WINDOW, SAMPLES)
     order = list(range(2 * SAMPLES))
@@ -127,13 +130,13 @@ def test_a_chunk_that_cannot_be_read_loses_none_of_its_samples(folder: Path, mon
 
 
 def test_their_memory_has_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_chunks, "KEPT_BYTES", 3 * CHUNK_BYTES)
+    monkeypatch.setattr(shard_reader, "KEPT_CHUNK_BYTES", 3 * CHUNK_BYTES)
     readers = [ShardReader(WebdatasetFolder(str(folder))) for _ in range(3)]
     for reader in readers:
         reader.expect_order(WINDOW, SAMPLES)
         read(reader, in_windows(5), 32)
     chunks = [chunk for reader in readers for shard in reader._open.values() for chunk in shard.chunks.values()]
-    assert 0 < sum(map(len, chunks)) <= 3 * CHUNK_BYTES < KEPT_BYTES
+    assert 0 < sum(map(len, chunks)) <= 3 * CHUNK_BYTES < KEPT_CHUNK_BYTES
     for reader in readers:
         shards = list(reader._open.values())
         reader.close()

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from energon_dali.shards.storage import reused_buffers
-from energon_dali.shards.storage.local import LocalReader
-from energon_dali.shards.storage.reused_buffers import KEPT_BYTES, ReusedBuffers
+from energon_dali.shards.storage import local
+from energon_dali.shards.storage.local import KEPT_BYTES, LocalReader, ReusedBuffers
 
 SIZE = 100_000
 
@@ -60,7 +59,7 @@ def test_views_taken_together_do_not_overlap() -> None:
 
 def test_no_more_than_the_limit_is_kept() -> None:
     buffers = ReusedBuffers()
-    most = reused_buffers.MOST_BYTES
+    most = local.MOST_BYTES
     views = [buffers.take(most) for _ in range(KEPT_BYTES // most + 5)]
     addresses = {address(view) for view in views}
     assert len(addresses) == len(views)

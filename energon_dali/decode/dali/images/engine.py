@@ -36,7 +36,7 @@ from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, handle_geometry
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import DecodeError
-from energon_dali.shards.storage.reused_buffers import LEAST_BYTES
+from energon_dali.shards.storage.local import LEAST_BYTES
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
 from energon_dali.samples.transfer import map_tensors
-from energon_dali.shards.storage.reused_buffers import ReusedBuffers
+from energon_dali.shards.storage.local import ReusedBuffers
 
 if TYPE_CHECKING:
     import torch
