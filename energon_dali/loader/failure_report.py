@@ -177,8 +177,6 @@ class FailureReporter:
 
     def state_entry(self) -> dict[str, Any]:
         """Returns the entry of a state about the failures of this run and of those before it; {} if there are none."""
-        if not self.earlier and not self._metrics.failure_kinds():
-            return {}
         return as_state_entry(merge_groups([self.earlier, self.groups()]))
 
     def take_over(self, state: Mapping[str, Any]) -> None:

@@ -77,7 +77,10 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _make_state(self, position: State) -> State:
         """Returns the state of the loader at a position of its RankIterator."""
-        return {**self._identity.make_state(position), **self._reporter.state_entry()}
+        state = self._identity.make_state(position)
+        if self._reporter.earlier or self._metrics.failure_kinds():
+            state.update(self._reporter.state_entry())
+        return state
 
     def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Continues at a state. Call it before the first batch is taken.
@@ -104,7 +107,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         if self._snapshot is not None:
             position.update(as_entry([*skipped_by_state(self._snapshot), *skipped_by_state(position)]))
         self._snapshot = position
-        self._reporter.take_over(state)
+        if self._reporter.earlier or "failures" in state:
+            self._reporter.take_over(state)
 
     def state_dict(self) -> State:
         """Same as save_state_rank, under the name that torch's tools use.

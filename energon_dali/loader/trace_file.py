@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.trace import TracedMetrics, TraceEvent
 from energon_dali.errors import ConfigError
-from energon_dali.loader.trainer_clock import TrainerClock
+from energon_dali.loader.watchdog import TrainerClock
 from energon_dali.shards.storage.atomic_file import write_failure
 
 if TYPE_CHECKING:

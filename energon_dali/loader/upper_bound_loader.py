@@ -11,7 +11,7 @@ from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader
 from energon_dali.loader.statistics import LoaderStatistics
-from energon_dali.loader.trainer_clock import TrainerClock
+from energon_dali.loader.watchdog import TrainerClock
 
 T = TypeVar("T")
 
