@@ -237,9 +237,6 @@ class LocalReader:
                 self._descriptor = None
             raise
         self._store.succeeded(self.path, self._probe, offset)
-        failed_files = current_scope().failed_files
-        if failed_files:
-            failed_files.pop(self.path, None)
         return data
 
     def read_entry(self, offset: int, size: int) -> bytes:

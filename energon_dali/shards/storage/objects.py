@@ -10,7 +10,7 @@ from typing import Any
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, SMALL_BYTES, open_bucket
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import PROBE_BYTES, VersionChangedError, changed_text, current_scope, store_of
+from energon_dali.shards.storage.store import PROBE_BYTES, VersionChangedError, changed_text, store_of
 
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
@@ -54,9 +54,6 @@ class ObjectReader:
             doing = f"read bytes {offset} to {offset + size} of"
             data = with_retries(partial(self._fetch, offset, size), doing, self.url, failed=error)
         self._store.succeeded(self.url, self._probe, offset)
-        failed_files = current_scope().failed_files
-        if failed_files:
-            failed_files.pop(self.url, None)
         return data
 
     def _fetch(self, offset: int, size: int) -> bytes:

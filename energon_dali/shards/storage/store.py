@@ -80,7 +80,7 @@ class Store:
         """Retries since the last warning."""
 
     def succeeded(self, path: str, probe: Probe, offset: int) -> None:
-        """Records that a file could be read at an offset.
+        """Records that a file could be read at an offset, so that it does not count as failed any more.
 
         Args:
             path: Local path or URL of the file.
@@ -88,6 +88,9 @@ class Store:
             offset: Where it was read, in bytes.
         """
         self.last_success = clock.now()
+        failed_files = _SCOPE.get().failed_files
+        if failed_files:
+            failed_files.pop(path, None)
         latest = self._latest
         if latest is not None and latest[0] != path:
             if _PREPARED in path:  # a small file, which a cache may still hold when nothing else can be read
