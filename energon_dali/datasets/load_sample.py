@@ -23,7 +23,7 @@ from energon_dali.plan import sample_seeds, source_seed
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import Clips, CrudeSample, SourceInfo
 from energon_dali.samples.base import BASE_FIELDS, Key, set_restore_key
-from energon_dali.shards import RawSample
+from energon_dali.shards import PartList, RawSample
 
 if TYPE_CHECKING:
     from energon_dali.datasets.trace import TracedMetrics
@@ -115,16 +115,6 @@ def part_seed(seed: int, name: str) -> int:
     return seed ^ known
 
 
-class PartNames:
-    """The part filter of a field map: keeps the parts that its fields name. It can be pickled."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
-
-    def __call__(self, name: str) -> bool:
-        return name in self.names
-
-
 class SampleLoader:
     """Makes samples of one dataset.
 
@@ -200,11 +190,11 @@ class SampleLoader:
         twin.__dict__.update(_part=part, _call_decoder=call_decoder)
         return twin
 
-    def part_filter(self) -> PartNames | None:
+    def part_filter(self) -> PartList | None:
         """Returns which parts the fields need; None if every part may be needed."""
         if self.fields is None:
             return None
-        return PartNames(frozenset(access.part for accesses in self.fields.values() for access in accesses))
+        return PartList(frozenset(access.part for accesses in self.fields.values() for access in accesses))
 
     def import_libraries(self, placement: Placement) -> None:
         """Imports what a process would otherwise import when it decodes its first sample.

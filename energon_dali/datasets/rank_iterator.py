@@ -158,8 +158,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 if self._limit is None or self._given or not any(self._counts.values()):
                     self._end_epoch()
                 # The data ended exactly with the last virtual epoch. It starts again, so that no epoch is empty.
-                self._ended.clear()
-                self._counts = dict.fromkeys(self._streams, 0)
+                self._rewind()
                 continue
             stream = min(running, key=lambda s: (self._counts[s], s))
             start = time.perf_counter()
@@ -211,17 +210,20 @@ class RankIterator(Iterator[T], Generic[T]):
         self._given = 0
         self._dropped_before = self.metrics.dropped()
         if len(self._ended) == len(self._streams):
-            self._ended.clear()
-            self._counts = dict.fromkeys(self._streams, 0)
+            self._rewind()
             self._skipped = []  # the steps of the next pass over the data have the same numbers
         if self._limit is not None and self._limit.restart:
             self._skipped = []
             self.close()
-            self._ended.clear()
-            self._counts = dict.fromkeys(self._streams, 0)
+            self._rewind()
             self._warm = False
             self._restored.clear()
         raise StopIteration
+
+    def _rewind(self) -> None:
+        """Notes that all streams begin another pass over the data."""
+        self._ended.clear()
+        self._counts = dict.fromkeys(self._streams, 0)
 
     def state_dict(self) -> State:
         """Returns the position after the last element, as plain values that survive JSON."""

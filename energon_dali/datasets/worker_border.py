@@ -313,11 +313,7 @@ class _DecodeIterator(StreamIterator[Any]):
             restore_stream(inner, self._state, self._stream)
         result = move(inner)
         self._state = inner.state_dict()
-        for running in self._ahead:
-            if running.future is not None:
-                running.future.cancel()
-        self._ahead.clear()
-        self._block = None
+        self._drop_blocks()
         if self._context.blocks is None:
             self._blocks = _LocalBlocks(inner, self._stream, self._dataset.block_size, self._dataset.worker_config)
         else:
@@ -337,12 +333,15 @@ class _DecodeIterator(StreamIterator[Any]):
         self._state = state
         self._blocks.load_state_dict(state)
 
-    def close(self) -> None:
+    def _drop_blocks(self) -> None:
         for running in self._ahead:
             if running.future is not None:
                 running.future.cancel()
         self._ahead.clear()
         self._block = None
+
+    def close(self) -> None:
+        self._drop_blocks()
         self._blocks.close()
 
 

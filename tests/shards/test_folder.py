@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from energon_dali.errors import ConfigError, DatasetFormatError, UntrustedCodeError
 from energon_dali.shards import WebdatasetFolder, is_crude, prepare_dataset, resolve_sample_loader, sample_type_name
 from energon_dali.shards.documents.braces import collapse_names
-from energon_dali.shards.meta.splits import read_split, write_split
+from energon_dali.shards.meta.document import META
+from energon_dali.shards.meta.splits import pack_split, read_split
 from energon_dali.shards.storage import StoragePath
 from tests.shards.tars import captions, write_tar
 
@@ -259,5 +260,5 @@ def test_runs_become_braces() -> None:
 @given(st.lists(st.text(st.sampled_from("a0129_{},\\.é"), min_size=1, max_size=7), max_size=12))
 def test_collapsed_names_expand_to_themselves(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     root = StoragePath.of(str(tmp_path_factory.getbasetemp()))
-    write_split(root, "any.yaml", {"train": collapse_names(names)})
+    (root / META / "any.yaml").write_bytes(pack_split("any.yaml", {"train": collapse_names(names)}))
     assert list(read_split(root, "any.yaml").split_parts["train"]) == names

@@ -25,7 +25,6 @@ BLANK = b" \t\n\r\x0b\x0c"
 SHOWN_LINES = 10
 
 _NEWLINE = 10
-_BLANK_CODES = np.frombuffer(BLANK, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,18 +87,6 @@ def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Seq
     return write_yaml(document)
 
 
-def write_split(
-    root: StoragePath, name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()
-) -> None:
-    """Writes the split file; see `pack_split`.
-
-    Raises:
-        ConfigError: The file cannot have this name.
-        StorageError: It cannot be written.
-    """
-    (root / META / name).write_bytes(pack_split(name, split_parts, exclude))
-
-
 def _is_names(value: object) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
 
