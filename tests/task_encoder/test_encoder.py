@@ -10,7 +10,17 @@ import torch
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples import Batch, CaptioningSample, edataclass
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder, batch_list, batch_stack, overridden, stateless
+from energon_dali.samples.batching import batch_alike
+from energon_dali.task_encoder import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    TaskEncoder,
+    batch_list,
+    batch_stack,
+    overridden,
+    stateless,
+)
+from energon_dali.task_encoder.encoder import batch_function
 
 
 @dataclass
@@ -162,3 +172,26 @@ def test_a_hook_can_be_stateless() -> None:
 
     assert overridden(Own(), "encode_sample")
     assert Own().encode_sample.__stateless__  # type: ignore[attr-defined]
+
+
+class NoHook(TaskEncoder):  # type: ignore[type-arg]
+    pass
+
+
+class OwnDefault(TaskEncoder):  # type: ignore[type-arg]
+    def _batch(self, samples: list[Any], result_type: type[Any], *_: Any) -> Any:
+        return result_type, len(samples)
+
+
+def test_a_batch_hook_that_nobody_overrides_is_left_out() -> None:
+    samples = [sample(1), sample(2)]
+    left_out = batch_function(NoHook())
+    assert left_out is batch_alike
+    assert batch_function(AugmentTaskEncoder(NoHook())) is batch_alike
+    made, hooked = left_out(samples), NoHook().batch(samples)
+    assert type(made) is type(hooked) is CaptioningSample
+    assert (made.__key__, made.caption) == (hooked.__key__, hooked.caption) == (["k1", "k2"], ["x", "xx"])
+    assert torch.equal(made.image, hooked.image)
+    for encoder in (OwnDefault(), AugmentTaskEncoder(OwnDefault()), CaptioningTaskEncoder(), DefaultTaskEncoder()):
+        assert batch_function(encoder) == encoder.batch
+    assert batch_function(OwnDefault())(samples) == (CaptioningSample, 2)
