@@ -61,3 +61,26 @@ def test_every_hook_finds_its_stream(decoder: str, workers: int, tmp_path: Path)
             assert WorkerConfig.active_worker_config is None
     streams = [(1, stream, job.worker_seed(override_local_worker_id=n)) for n, stream in enumerate(job.streams)]
     assert batches == [{stream} for stream in streams] * 2
+
+
+class Counting(DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, int, int]] = []
+
+    def batch(self, samples: list[Any]) -> Any:
+        self.found.append(found())
+        yield len(samples)
+
+
+def test_hooks_that_run_for_skipped_steps_find_their_stream(tmp_path: Path) -> None:
+    folder = captioning_dataset(tmp_path / "data", count=12)
+    encoder = Counting()
+    job = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=5)
+    dataset = get_train_dataset(folder, worker_config=job, batch_size=2, task_encoder=encoder)
+    with get_savable_loader(dataset) as loader:
+        loader.skip_steps(0, 3, by="plan")
+        assert next(iter(loader)) == 2
+    assert encoder.found == [(0, 0, job.worker_seed(override_local_worker_id=0))] * 4
