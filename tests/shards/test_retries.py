@@ -60,6 +60,24 @@ def good(samples: list[Any]) -> list[str]:
 ALL = [f"s{shard}_{sample}" for shard, sample in PLACES]
 
 
+def test_the_store_of_a_file_is_its_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, linked = tmp_path / "outer" / "a b" / "inner", tmp_path / "linked"
+    inner.mkdir(parents=True)
+    linked.symlink_to(inner)
+    (tmp_path / "outer" / "a better place").mkdir()
+    mounts = frozenset({"/", str(tmp_path / "outer"), str(tmp_path / "outer" / "a b")})
+    monkeypatch.setattr(store, "_mount_table", (float("inf"), mounts))
+    assert store.store_of(str(inner / "file")).name == str(tmp_path / "outer" / "a b")
+    assert store.store_of(str(linked / "file")).name == str(tmp_path / "outer" / "a b")
+    assert store.store_of(str(tmp_path / "outer" / "a better place" / "file")).name == str(tmp_path / "outer")
+    assert store.store_of(str(tmp_path / "file")).name == "/"
+
+
+def test_mount_points_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_mount_table", (float("-inf"), frozenset()))
+    assert {"/", "/proc"} <= store._mount_points()
+
+
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", ["shard_1.tar", "extents.bin"])
 def test_one_error_costs_no_sample(dataset: Path, clock: FakeClock, number: int, name: str) -> None:

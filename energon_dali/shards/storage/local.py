@@ -366,12 +366,17 @@ def open_regular(path: str) -> int:
         OSError: It cannot be opened.
         StorageError: It is not a regular file.
     """
+    return _open_sized(path)[0]
+
+
+def _open_sized(path: str) -> tuple[int, int]:
+    """Returns (descriptor, size in bytes) of a regular file; see `open_regular`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # non-blocking, or opening a pipe would wait
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return descriptor, status.st_size
     os.close(descriptor)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file.")
 
@@ -384,10 +389,16 @@ def read_regular(path: str, max_bytes: int | None = None) -> bytes:
         StorageError: It is not a regular file.
     """
     try:
-        descriptor = open_regular(path)
+        descriptor, size = _open_sized(path)
     except NotADirectoryError as error:  # a component of the path is a file
         raise FileNotFoundError(*error.args) from error
-    with open(descriptor, "rb", buffering=0) as file:
-        if max_bytes is None or os.fstat(descriptor).st_size <= max_bytes:
-            return file.readall()
-        return file.read(max_bytes + 1)
+    try:
+        if max_bytes is not None and size > max_bytes:
+            return os.read(descriptor, max_bytes + 1)
+        content = os.read(descriptor, size + 1)
+        if len(content) == size:  # one byte more was asked for, so that this is the end
+            return content
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return content + file.readall()
+    finally:
+        os.close(descriptor)

@@ -32,6 +32,9 @@ PROBE_BYTES = 64 << 10
 WARNING_SECONDS = 10.0
 """Retries of one store are logged at most this often."""
 
+_MOUNT_TABLE_SECONDS = 0.1
+"""The kernel's table of mount points is read again after this time."""
+
 _FAILED_FILES = 1000
 """Failed files that are remembered per scope."""
 
@@ -138,13 +141,35 @@ def _host_of(url: str) -> str:
 def _mount_of(folder: str) -> str:
     """Returns the mount point of a folder from the kernel's table: asking the file system itself may fail or hang."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-            mounts = [_OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split(" ", 5)[4]) for line in table]
+        mounts = _mount_points()
     except (OSError, IndexError):
         return folder
     real = os.path.realpath(folder)
-    inside = [mount for mount in mounts if real == mount or real.startswith(mount.rstrip("/") + "/")]
-    return max(inside, key=len, default="/")
+    while real not in mounts and real != "/":
+        real = os.path.dirname(real)
+    return real
+
+
+_mount_table: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
+"""The mount points, and when they were read."""
+
+
+def _mount_points() -> frozenset[str]:
+    """Returns all mount points. The kernel writes its table anew for each reader, which takes as long as opening a
+    dataset, so that folders that are asked about at once share it.
+
+    Raises:
+        OSError: The table cannot be read.
+        IndexError: It is not in the form of Linux.
+    """
+    global _mount_table
+    now = time.monotonic()
+    read, mounts = _mount_table
+    if now - read > _MOUNT_TABLE_SECONDS:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+            mounts = frozenset(_OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split(" ", 5)[4]) for line in table)
+        _mount_table = now, mounts
+    return mounts
 
 
 @explain_call
