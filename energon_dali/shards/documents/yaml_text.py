@@ -51,6 +51,9 @@ def parse_yaml(content: bytes, file: str, lines: dict[Keys, int] | None = None) 
     Raises:
         DatasetFormatError: It is not YAML, repeats a key, uses a merge key or a tag, or is too deep or too large.
     """
+    known = _NOT_KEPT if lines is not None else _kept.get(content, _NOT_KEPT)
+    if known is not _NOT_KEPT:
+        return _copied(known)
     builder = _Builder(file, lines)
     try:
         # Events, not nodes: composing nodes recurses in C, and a deeply nested file would overflow the stack.
@@ -60,7 +63,26 @@ def parse_yaml(content: bytes, file: str, lines: dict[Keys, int] | None = None) 
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark and _PARSER_TOO_DEEP in text:
             raise DatasetFormatError(f"{file}:{error.problem_mark.line + 1}: {_TOO_DEEP}.") from error
         raise DatasetFormatError(f"{file} cannot be parsed: {text[:500]}. Correct it.") from error
+    # A copy would have what an alias stands for as often as the alias is used.
+    if lines is None and len(content) <= _MOST_KEPT_BYTES and b"&" not in content:
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept[content] = _copied(builder.result)
     return builder.result
+
+
+_kept: dict[bytes, Any] = {}
+"""The values of small documents: the datasets of a blend are often described in the same words."""
+_NOT_KEPT: Any = object()
+_MOST_KEPT = 256
+_MOST_KEPT_BYTES = 2048
+
+
+def _copied(value: Any) -> Any:
+    """Returns a plain value with lists and dicts of its own."""
+    if type(value) is dict:
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 class _Open:

@@ -74,3 +74,26 @@ _values = st.recursive(
 @given(_values)
 def test_what_is_written_is_read_back(value: object) -> None:
     assert parse_yaml(write_yaml(value), "x.yaml") == value
+
+
+def test_two_files_of_equal_content_share_no_value() -> None:
+    content = b"subflavors: {tags: [a, b]}\nsize: 3"
+    first = parse_yaml(content, "one.yaml")
+    first["subflavors"]["tags"].append("c")
+    second = parse_yaml(content, "two.yaml")
+    second["subflavors"]["more"] = 1
+    assert parse_yaml(content, "three.yaml") == {"subflavors": {"tags": ["a", "b"]}, "size": 3}
+
+
+def test_equal_mistakes_name_each_file() -> None:
+    for name in ("one.yaml", "two.yaml"):
+        with pytest.raises(DatasetFormatError, match=rf"{name}:2: the key 'a' is used a second time"):
+            parse_yaml(b"a: 1\na: 2", name)
+
+
+def test_lines_are_recorded_for_a_file_that_was_read_before() -> None:
+    content = b"a: 1\nb: 2"
+    parse_yaml(content, "one.yaml")
+    lines: dict[tuple[str | int, ...], int] = {}
+    parse_yaml(content, "one.yaml", lines)
+    assert lines == {(): 1, ("a",): 1, ("b",): 2}
