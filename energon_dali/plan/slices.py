@@ -116,13 +116,17 @@ def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:
             f"max_samples_per_sequence={max_samples_per_sequence} is not a length: give a number of samples of at "
             "least 1, or None to read each shard as a whole."
         )
-    base = base.take(np.flatnonzero(base.lengths))
-    if max_samples_per_sequence is None:
-        return base
     lengths = base.lengths
-    limit = min(max_samples_per_sequence, int(lengths.max(initial=1)))  # a longer one cuts nothing either
+    longest, shortest = int(lengths.max(initial=0)), int(lengths.min(initial=1))
+    if shortest < 1:
+        base = base.take(np.flatnonzero(lengths))
+        lengths = base.lengths
+    if max_samples_per_sequence is None or 2 * longest <= 3 * max_samples_per_sequence:
+        return base  # most small datasets
+    limit = min(max_samples_per_sequence, longest)  # a longer one cuts nothing either
     counts = np.where(2 * lengths > 3 * limit, (2 * lengths + limit) // (2 * limit), 1)  # [n]
     owner = np.repeat(np.arange(len(base)), counts)  # [m]: the range of each slice
     ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # [m]: which slice of its range
     length, count, origin = lengths[owner], counts[owner], base.start[owner]
-    return Slices(base.shard[owner], origin + ordinal * length // count, origin + (ordinal + 1) * length // count)
+    start, stop = origin + ordinal * length // count, origin + (ordinal + 1) * length // count
+    return Slices.trusted(base.shard[owner], start, stop)

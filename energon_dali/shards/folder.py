@@ -164,8 +164,9 @@ class WebdatasetFolder:
                     f"split, or run `energon-dali prepare {shlex.quote(str(self.path))}`."
                 )
             rows += self._ranges_of_shard(numbers[name], keys.get(name))
-        table = np.array(rows, np.int64).reshape(-1, 3)
-        return Slices(table[:, 0].astype(np.int32), table[:, 1].copy(), table[:, 2].copy())
+        shards, starts, stops = zip(*rows, strict=True) if rows else ((), (), ())
+        # Counts were checked when they were read, and ranges are between them.
+        return Slices.trusted(np.array(shards, np.int32), np.array(starts, np.int64), np.array(stops, np.int64))
 
     def _excluded_keys(self, split: SplitConfig, numbers: Mapping[str, int]) -> dict[str, set[str]]:
         """Returns the excluded keys of each shard; entries are `SHARD/KEY`, and both may contain slashes."""

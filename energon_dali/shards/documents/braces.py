@@ -19,6 +19,8 @@ MAX_BRACE_DEPTH = 32
 MAX_RANGE_LETTERS = 100
 
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?$")  # what braceexpand accepts
+_NUMBERED = re.compile(r"([^{},\\]*)\{([0-9]{1,18})\.\.([0-9]{1,18})\}([^{},\\]*)")
+"""A name with one range of numbers, as `collapse_names` writes it: braceexpand takes ten times as long for it."""
 _NUMBER = re.compile(r"\d+")
 _SPECIAL = re.compile(r"[{},\\]")
 
@@ -44,18 +46,28 @@ def expand_braces(patterns: Iterable[str]) -> list[str]:
             letters += count * len(pattern)
             if len(names) + count > MAX_NAMES or letters > MAX_TOTAL_LETTERS:
                 raise ValueError(f"the pattern {_short(pattern)} gives {count:,} names, and {MAX_NAMES:,} are allowed")
-            try:
-                expanded = list(braceexpand(pattern))
-            except ValueError as error:
-                raise ValueError(
-                    f"the pattern {_short(pattern)} cannot be expanded: its braces do not match"
-                ) from error
+            expanded = _expand(pattern)
         if any(len(name) > MAX_NAME_LETTERS for name in expanded):
             raise ValueError(f"the pattern {_short(pattern)} gives names of more than {MAX_NAME_LETTERS} letters")
         names += expanded
         if len(names) > MAX_NAMES:
             raise ValueError(f"there are more than {MAX_NAMES:,} names")
     return names
+
+
+def _expand(pattern: str) -> list[str]:
+    numbered = _NUMBERED.fullmatch(pattern)
+    if numbered is not None:
+        head, first, last, tail = numbered.groups()
+        padded = any(end.startswith("0") and end != "0" for end in (first, last))
+        width = max(len(first), len(last)) if padded else 0
+        start, stop = int(first), int(last)
+        numbers = range(start, stop + 1) if start < stop else range(start, stop - 1, -1)
+        return [f"{head}{number:0{width}d}{tail}" for number in numbers]
+    try:
+        return list(braceexpand(pattern))
+    except ValueError as error:
+        raise ValueError(f"the pattern {_short(pattern)} cannot be expanded: its braces do not match") from error
 
 
 class _Group:

@@ -24,11 +24,6 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         DatasetFormatError: The dataset is not prepared, or the file is damaged.
         StorageError: It cannot be read.
     """
-    if root.is_local and root.is_file():
-        raise DatasetFormatError(
-            f"{root} is a file, and neither a metadataset (.yaml) nor lines of JSON (.jsonl). Give one of these, or "
-            "the folder that holds the tar shards."
-        )
     refuse_meta(root)
     for name in INFO_NAMES:
         path = root / META / name
@@ -36,6 +31,11 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         if document is not None:
             break
     else:
+        if root.is_local and root.is_file():
+            raise DatasetFormatError(
+                f"{root} is a file, and neither a metadataset (.yaml) nor lines of JSON (.jsonl). Give one of these, "
+                "or the folder that holds the tar shards."
+            )
         if root.is_local and not root.is_dir():
             raise DatasetFormatError(f"{root} is not a folder. Give the folder that holds the tar shards.")
         raise DatasetFormatError(
