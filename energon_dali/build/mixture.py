@@ -19,7 +19,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.metadataset.document import YAML_SUFFIXES
-from energon_dali.metadataset.files import files_of_source, files_of_stores
+from energon_dali.metadataset.files import files_of_source, files_of_stores, is_local
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, SourcePlan
@@ -88,8 +88,9 @@ def _open_sources(
 
 def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, repeat: bool) -> list[Source]:
     trust = options.source.trust_dataset_code
-    opening.ahead(file for source in blend.sources for file in files_of_source(source, trust_dataset_code=trust))
-    opening.ahead(file for source in blend.sources for file in files_of_stores(source))
+    remote = [source for source in blend.sources if not is_local(source)]
+    opening.ahead(file for source in remote for file in files_of_source(source, trust_dataset_code=trust))
+    opening.ahead(file for source in blend.sources if source.aux for file in files_of_stores(source))
     files = [read_ahead(reference, options, opening) for reference in blend.sources]
     identities = Identities()
     return [

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -107,6 +107,15 @@ def whole_parts(fields: Mapping[str, tuple[PartAccess, ...]] | None) -> dict[str
     return dict(zip(fields, names, strict=True)) if len(set(names)) == len(names) else None
 
 
+@lru_cache(maxsize=256)
+def _fields_of(
+    field_map: tuple[tuple[str, str], ...],
+) -> tuple[dict[str, tuple[PartAccess, ...]], dict[str, str] | None]:
+    """Returns `parse_field_map` and `whole_parts` of a field map, which many datasets of a blend may have."""
+    fields = parse_field_map(dict(field_map))
+    return fields, whole_parts(fields)
+
+
 def part_seed(seed: int, name: str) -> int:
     """Returns the seed of one part of a sample, so that two images of a sample are cropped differently."""
     known = _NAME_NUMBERS.get(name)
@@ -143,7 +152,10 @@ class SampleLoader:
     ) -> None:
         self.decoder = decoder
         self.sample_type = sample_type
-        self.fields = parse_field_map(field_map) if field_map is not None else None
+        self.fields: Mapping[str, tuple[PartAccess, ...]] | None = None
+        self._whole_parts: Mapping[str, str] | None = None
+        if field_map is not None:
+            self.fields, self._whole_parts = _fields_of(tuple((name, str(part)) for name, part in field_map.items()))
         self.sample_loader = sample_loader
         self.subflavors = dict(subflavors or {})
         self.dataset_path = dataset_path
@@ -152,7 +164,6 @@ class SampleLoader:
         self._routes: dict[str, int] = {}
         self._refused: set[str] = set()
         self._readers = _PlainReaders(decoder)
-        self._whole_parts = whole_parts(self.fields)
         self._whole_names = frozenset((self._whole_parts or {}).values())
 
     def count_route(self, route: str, count: int = 1) -> None:

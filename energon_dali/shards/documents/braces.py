@@ -42,11 +42,12 @@ def expand_braces(patterns: Iterable[str]) -> list[str]:
         if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
             expanded = [pattern]
         else:
-            count = _count(pattern)
+            numbered = _NUMBERED.fullmatch(pattern)
+            count = _count(pattern) if numbered is None else abs(int(numbered[3]) - int(numbered[2])) + 1
             letters += count * len(pattern)
             if len(names) + count > MAX_NAMES or letters > MAX_TOTAL_LETTERS:
                 raise ValueError(f"the pattern {_short(pattern)} gives {count:,} names, and {MAX_NAMES:,} are allowed")
-            expanded = _expand(pattern)
+            expanded = _expand(pattern) if numbered is None else _expand_numbered(*numbered.groups())
         if any(len(name) > MAX_NAME_LETTERS for name in expanded):
             raise ValueError(f"the pattern {_short(pattern)} gives names of more than {MAX_NAME_LETTERS} letters")
         names += expanded
@@ -55,15 +56,15 @@ def expand_braces(patterns: Iterable[str]) -> list[str]:
     return names
 
 
+def _expand_numbered(head: str, first: str, last: str, tail: str) -> list[str]:
+    padded = any(end.startswith("0") and end != "0" for end in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    start, stop = int(first), int(last)
+    numbers = range(start, stop + 1) if start < stop else range(start, stop - 1, -1)
+    return [f"{head}{number:0{width}d}{tail}" for number in numbers]
+
+
 def _expand(pattern: str) -> list[str]:
-    numbered = _NUMBERED.fullmatch(pattern)
-    if numbered is not None:
-        head, first, last, tail = numbered.groups()
-        padded = any(end.startswith("0") and end != "0" for end in (first, last))
-        width = max(len(first), len(last)) if padded else 0
-        start, stop = int(first), int(last)
-        numbers = range(start, stop + 1) if start < stop else range(start, stop - 1, -1)
-        return [f"{head}{number:0{width}d}{tail}" for number in numbers]
     try:
         return list(braceexpand(pattern))
     except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 MAX_DEPTH = 64
 """Levels of nesting in one document."""
 
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_Scan = Callable[[str, int], tuple[Any, int]]
 _OPENING = (b"{"[0], b"["[0])
 
 
@@ -26,10 +26,9 @@ def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: boo
         ValueError: It is not JSON, is nested too deeply, or contains such a number.
     """
     try:
-        value = _scanned(text) if any_number else _NOT_PLAIN
+        value = _scanned(text, _SCAN_ANY if any_number else _SCAN)
         if value is _NOT_PLAIN:
-            options: dict[str, Any] = {} if any_number else {"parse_float": _number, "parse_constant": _refuse}
-            value = json.loads(text, **options)
+            value = json.loads(text, **({} if any_number else _OPTIONS))
     except RecursionError:
         raise ValueError(f"values are nested in more than {max_depth} levels") from None
     # A few brackets cannot nest deeply, so most texts need no walk.
@@ -43,7 +42,7 @@ def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: boo
 _NOT_PLAIN: Any = object()
 
 
-def _scanned(text: bytes | str) -> Any:
+def _scanned(text: bytes | str, scan: _Scan) -> Any:
     """Returns the value of an object or array in UTF-8 without space around it; _NOT_PLAIN for any other text.
 
     `json.loads` guesses the encoding and looks for space, which takes longer than scanning a text of 200 bytes.
@@ -56,7 +55,7 @@ def _scanned(text: bytes | str) -> Any:
     elif not isinstance(text, str) or not text.startswith(("{", "[")):
         return _NOT_PLAIN
     try:
-        value, end = _scan(text, 0)
+        value, end = scan(text, 0)
     except StopIteration:
         return _NOT_PLAIN  # not JSON: `json.loads` says so
     return value if end == len(text) else _NOT_PLAIN
@@ -86,3 +85,8 @@ def _number(text: str) -> float:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
+
+
+_OPTIONS: dict[str, Any] = {"parse_float": _number, "parse_constant": _refuse}
+_SCAN: _Scan = json.JSONDecoder(**_OPTIONS).scan_once  # type: ignore[attr-defined]
+_SCAN_ANY: _Scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

@@ -30,19 +30,22 @@ def read_meta_document(path: StoragePath, root: StoragePath) -> dict[str, Any] |
     content = read_content(path)
     if content is None:
         return None
-    remedy = f"Correct it, or write it again with `energon-dali prepare {shlex.quote(str(root))}`."
     if path.name.endswith(".json"):
         try:
             value = parse_json(content)
         except ValueError as error:
-            raise DatasetFormatError(f"{path} cannot be parsed: {str(error)[:500]}. {remedy}") from error
+            raise DatasetFormatError(f"{path} cannot be parsed: {str(error)[:500]}. {_remedy(root)}") from error
     else:
         value = parse_yaml(content, str(path))
     if not isinstance(value, dict):
         raise DatasetFormatError(
-            f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). {remedy}"
+            f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). {_remedy(root)}"
         )
     return value
+
+
+def _remedy(root: StoragePath) -> str:
+    return f"Correct it, or write it again with `energon-dali prepare {shlex.quote(str(root))}`."
 
 
 def check_new_name(name: str, suffixes: tuple[str, ...], taken: Collection[str]) -> None:

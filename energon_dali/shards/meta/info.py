@@ -42,7 +42,6 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
             f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare "
             f"{shlex.quote(str(root))}`."
         )
-    remedy = f"Write it again with `energon-dali prepare {shlex.quote(str(root))}`."
     counts = document.get("shard_counts")
     if not isinstance(counts, dict) or not all(
         isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_SHARD_SAMPLES
@@ -50,13 +49,17 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
     ):
         raise DatasetFormatError(
             f"{path} has no `shard_counts` that give a number of samples (at most {MAX_SHARD_SAMPLES:,}) per shard. "
-            f"{remedy}"
+            f"{_remedy(root)}"
         )
     try:
         check_inner_paths(counts)
     except ValueError as error:
-        raise DatasetFormatError(f"{path}: {error}. {remedy}") from error
+        raise DatasetFormatError(f"{path}: {error}. {_remedy(root)}") from error
     return counts
+
+
+def _remedy(root: StoragePath) -> str:
+    return f"Write it again with `energon-dali prepare {shlex.quote(str(root))}`."
 
 
 def refuse_meta(root: StoragePath) -> None:

@@ -128,7 +128,7 @@ _stores: dict[str, Store] = {}
 
 def store_of(path: str) -> Store:
     """Returns the store of a local path or URL, the same object for all files of one store."""
-    name = _mount_of(os.path.dirname(path)) if "://" not in path else _host_of(path)
+    name = _mount_of(path[: path.rfind("/") + 1]) if "://" not in path else _host_of(path)
     return _stores.get(name) or _stores.setdefault(name, Store(name))
 
 
@@ -139,15 +139,19 @@ def _host_of(url: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _mount_of(folder: str) -> str:
-    """Returns the mount point of a folder from the kernel's table: asking the file system itself may fail or hang."""
+    """Returns the mount point of a folder from the kernel's table: asking the file system itself may fail or hang.
+
+    Args:
+        folder: Its path with a slash at the end; "" is the working directory.
+    """
     try:
         mounts = _mount_points()
     except (OSError, IndexError):
-        return folder
+        return os.path.dirname(folder)
     real = os.path.realpath(folder)
-    while real not in mounts and real != "/":
-        real = os.path.dirname(real)
-    return real
+    while real and real not in mounts:
+        real = real[: real.rfind("/")]
+    return real or "/"
 
 
 _mount_table: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
