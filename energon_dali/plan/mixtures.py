@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import sub
 
 import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.draws import Draws
+from energon_dali.plan.epoch_starts import EpochStarts, dealt_source
 from energon_dali.plan.plan import Plan, Rows, described, keep, source_offsets
+from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.rng import BLEND, INTERLEAVE, Int64Array, mix
-from energon_dali.plan.source import DealtSources, SourcePlan
+from energon_dali.plan.source import DealtSources
 
 GROUP_DRAWS = 1024
 """Draws of a blend that hold the weights exactly, together."""
@@ -36,15 +39,15 @@ class Members:
         self._plans = plans
         self._offsets = np.array(source_offsets(plans), np.int32)
         # Small sources of a large job are computed together: each has few of the rows.
-        dealt = [
-            number
-            for number, plan in enumerate(plans)
-            if isinstance(plan, SourcePlan) and plan.is_dealt and plan.num_samples
-        ]
-        self._dealt = DealtSources([plans[number] for number in dealt]) if dealt else None  # type: ignore[misc]
+        sources = [(number, dealt_source(plan)) for number, plan in enumerate(plans) if plan.num_samples]
+        together = [(number, source) for number, source in sources if source is not None]
+        dealt = [number for number, _ in together]
+        self._dealt = DealtSources([source for _, source in together]) if together else None
         self._place = np.full(len(plans), -1, np.int64)
         """By plan, its number among those that are computed together; -1 if it is not."""
         self._place[dealt] = np.arange(len(dealt))
+        self._is_moved = np.array([isinstance(plan, RepeatedPlan) and not plan.is_consecutive for plan in plans])
+        """By plan, whether its positions are not those of its source."""
 
     def rows(self, numbers: Int64Array, starts: Sequence[int] | Int64Array, stream: int) -> Rows:
         """Returns the next rows of the plans.
@@ -66,9 +69,15 @@ class Members:
         if self._dealt is not None and together.any():
             chosen = np.repeat(together, counts)
             ranks = np.arange(len(numbers)) - np.repeat(firsts, counts)
-            positions = (np.repeat(begins, counts) + ranks)[chosen]
+            positions = np.repeat(begins, counts) + ranks
+            for index in np.flatnonzero(together & self._is_moved[drawn]).tolist():
+                begin, first, last = int(begins[index]), int(firsts[index]), int(firsts[index] + counts[index])
+                plan = self._plans[int(drawn[index])]
+                assert isinstance(plan, RepeatedPlan)
+                ranges = plan.pass_ranges(begin, begin + last - first, stream)
+                positions[first:last] = np.concatenate([np.arange(start, stop) for start, stop in ranges])
             plans = numbers[order[chosen]]
-            rows = self._dealt.rows(self._place[plans], positions, stream)
+            rows = self._dealt.rows(self._place[plans], positions[chosen], stream)
             parts.append(Rows(self._offsets[plans], rows.shards, rows.indices, rows.passes))
             places.append(order[chosen])
         for index in np.flatnonzero(~together).tolist():
@@ -114,6 +123,11 @@ class _Mixture(Plan):
         """The members, for drawing their rows."""
         return Members(self.members)
 
+    @cached_property
+    def starts(self) -> EpochStarts:
+        """Where the epochs of the members start; the members end."""
+        return EpochStarts(self.members)
+
     def at_position(self, number: int) -> Plan:
         return replace(self, members=self._members_at(number))
 
@@ -143,7 +157,7 @@ class ConcatPlan(_Mixture):
         return False
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
-        return sum(member.epoch_start(epoch, stream) for member in self.members)
+        return sum(self.starts.at(epoch, stream))
 
     def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
         start, stop, stream = self.check_range(start, stop, stream)
@@ -169,13 +183,8 @@ class ConcatPlan(_Mixture):
         kept = self._kept("epochs")
         last = kept.get(stream)
         if last is None or last[0] != epoch:
-            firsts = [member.epoch_start(epoch, stream) for member in self.members]
-            ends = list(
-                accumulate(
-                    member.epoch_start(epoch + 1, stream) - first
-                    for member, first in zip(self.members, firsts, strict=True)
-                )
-            )
+            firsts = self.starts.at(epoch, stream)
+            ends = list(accumulate(map(sub, self.starts.at(epoch + 1, stream), firsts)))
             kept.pop(stream, None)
             last = keep(kept, stream, (epoch, sum(firsts), ends, firsts), _KEPT)
         return last[1:]  # type: ignore[no-any-return]
@@ -317,7 +326,7 @@ class EpochizedBlendPlan(_Mixture):
         return 0 if self.repeat else self._pass_start(epoch, stream)
 
     def _pass_start(self, epoch: int, stream: int) -> int:
-        return sum(member.epoch_start(epoch, stream) for member in self.members)
+        return sum(self.starts.at(epoch, stream))
 
     @cached_property
     def _in_epochs(self) -> ConcatPlan:
@@ -329,29 +338,33 @@ class EpochizedBlendPlan(_Mixture):
             return Rows.joined([])
         self._check_no_end(start, stop)
         epoch = self._in_epochs.epoch_at(start, stream)
-        parts = []
+        drawn = []
+        first: Int64Array | None = None
         while start < stop:
             begin, length, draws, firsts = self._epoch(epoch, stream)
             end = min(stop, begin + length)
             if start < end:
                 assert draws is not None
                 numbers, before = draws.take(start - begin, end - begin)
-                parts.append(self.gather.rows(numbers, firsts + before, stream))
+                drawn.append(numbers)
+                if first is None:  # the epochs of each member follow one another
+                    first = firsts + before
                 start = end
             epoch = epoch + 1 if length or start == stop else self._in_epochs.epoch_at(start, stream)
-        return Rows.joined(parts)
+        assert first is not None
+        return self.gather.rows(np.concatenate(drawn), first, stream)
 
     def lengths(self, epoch: int, stream: int) -> list[int]:
         """Returns how many rows of each member a stream has in an epoch."""
-        return [member.epoch_length(epoch, stream) for member in self.members]
+        return list(map(sub, self.starts.at(epoch + 1, stream), self.starts.at(epoch, stream)))
 
     def _epoch(self, epoch: int, stream: int) -> tuple[int, int, Draws | None, Int64Array]:
         """Returns (where an epoch starts, its length, its draws, the first position of each member in it)."""
         kept = self._kept("epochs")
         last = kept.get(stream)
         if last is None or last[0] != epoch:
-            firsts = np.array([member.epoch_start(epoch, stream) for member in self.members], np.int64)
-            sums = np.cumsum(self.lengths(epoch, stream)).tolist()
+            firsts = np.array(self.starts.at(epoch, stream), np.int64)
+            sums = np.cumsum(np.array(self.starts.at(epoch + 1, stream), np.int64) - firsts).tolist()
             groups = max(1, sums[-1] // _EPOCH_GROUP)
             draws = Draws(sums, groups, (INTERLEAVE, self.seed, stream, epoch)) if sums[-1] else None
             kept.pop(stream, None)

@@ -19,6 +19,8 @@ MOST_ROWS = 1 << 48
 """Positions in a stream are below this number."""
 _MOST_EPOCH_BITS = 100
 """Beyond such epochs, a stream has no row: the rarest have one in num_streams / repetitions epochs."""
+_KEPT = 256
+"""Streams of one process of which what was computed last is kept."""
 _MOST_ROWS_OF_ALL = 1 << 62
 """All streams together have at most this many rows, so that 64 bits hold the numbers of rows and passes."""
 
@@ -151,6 +153,16 @@ class Plan(ABC):
         """
         if self.is_endless:
             return 0
+        kept = self._kept("epoch_at")
+        known = kept.get(stream)
+        if known is not None:
+            for epoch in (known, known + 1):  # what is asked for next is near
+                if self.epoch_start(epoch, stream) <= position < self.epoch_start(epoch + 1, stream):
+                    kept[stream] = epoch
+                    return epoch  # type: ignore[no-any-return]
+        return keep(kept, stream, self._search_epoch(position, stream), _KEPT)  # type: ignore[no-any-return]
+
+    def _search_epoch(self, position: int, stream: int) -> int:
         # Streams take turns at the remainders, so one that has no rows in the first epochs may have some in much later
         # ones: a sample that is repeated 0.001 times comes once in a thousand epochs.
         high = 1

@@ -62,7 +62,7 @@ class RepeatedPlan(Plan):
         return replace(self, passes=self.passes.at_position(number))
 
     @cached_property
-    def _rates(self) -> tuple[int, int, int]:
+    def rates(self) -> tuple[int, int, int]:
         """(whole passes per epoch, numerator and denominator of the part of a further pass)."""
         # Through the shortest decimal: 0.1 means a tenth, so that ten epochs make one pass.
         rate = Fraction(repr(float(self.repetitions)))
@@ -75,7 +75,7 @@ class RepeatedPlan(Plan):
 
     def _number_of(self, partial: int) -> int:
         """Returns the number of a pass that epochs share: they are numbered with the whole ones as they begin."""
-        whole, numerator, denominator = self._rates
+        whole, numerator, denominator = self.rates
         return (partial * denominator // numerator + 1) * whole + partial
 
     def samples_per_epoch(self, epoch: int) -> int:
@@ -84,19 +84,19 @@ class RepeatedPlan(Plan):
 
     def parts(self, epoch: int) -> list[tuple[int, int, int]]:
         """Returns (number of the pass, start, stop) of what an epoch takes, stop exclusive, over all streams."""
-        whole = self._rates[0]
+        whole = self.rates[0]
         begun = self._begun(epoch)
         total = self.passes.samples_per_epoch
         return [*((begun + number, 0, total) for number in range(whole)), *self._shared_parts(epoch)]
 
     def _begun(self, epoch: int) -> int:
         """Returns how many passes begin in earlier epochs."""
-        whole, numerator, denominator = self._rates
+        whole, numerator, denominator = self.rates
         return epoch * whole - (-epoch * numerator // denominator)
 
     def _shared_parts(self, epoch: int) -> list[tuple[int, int, int]]:
         """Returns the `parts` of passes that may belong to several epochs."""
-        _, numerator, denominator = self._rates
+        _, numerator, denominator = self.rates
         total = self.passes.samples_per_epoch
         low, high = epoch * numerator, (epoch + 1) * numerator
         taken = []
@@ -108,7 +108,7 @@ class RepeatedPlan(Plan):
         return taken
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
-        _, numerator, denominator = self._rates
+        _, numerator, denominator = self.rates
         rows = self.passes.pass_start(self._begun(epoch), stream)
         partial, rest = divmod(epoch * numerator, denominator)
         if rest:  # a part of this pass is left for later epochs
@@ -144,9 +144,28 @@ class RepeatedPlan(Plan):
             return Rows.joined([])
         if not self.num_samples:
             raise IndexError(f"Rows {start} to {stop} do not exist: the source has no samples to repeat.")
-        whole, numerator, _ = self._rates
-        if not whole or not numerator:  # epochs are consecutive parts of the passes
-            return self.passes.rows(start, stop, stream)
+        ranges = self.pass_ranges(start, stop, stream)
+        return Rows.joined([self.passes.rows(first, last, stream) for first, last in ranges])
+
+    @cached_property
+    def is_consecutive(self) -> bool:
+        """Whether epochs are consecutive parts of the passes, so that positions are those of the passes."""
+        whole, numerator, _ = self.rates
+        return not whole or not numerator
+
+    def pass_ranges(self, start: int, stop: int, stream: int) -> list[tuple[int, int]]:
+        """Returns which positions of the passes, in order, the rows start ... stop - 1 of a stream have.
+
+        Args:
+            start: At least 0.
+            stop: More than `start`.
+            stream: Number of the stream. The plan has samples.
+
+        Returns:
+            [(first, last), ...], last exclusive.
+        """
+        if self.is_consecutive:
+            return [(start, stop)]
         epoch = self.epoch_at(start, stream)
         begin = self.epoch_start(epoch, stream)
         found = []
@@ -155,17 +174,17 @@ class RepeatedPlan(Plan):
             for first, last in self._ranges(epoch, stream):
                 until = min(stop, begin + last - first)
                 if start < until:
-                    found.append(self.passes.rows(first + start - begin, first + until - begin, stream))
+                    found.append((first + start - begin, first + until - begin))
                     start = until
                 begin += last - first
             # Epochs without rows of this stream are passed over: few samples of many streams have many of them.
             epoch = epoch + 1 if begin > before or start == stop else self.epoch_at(start, stream)
-        return Rows.joined(found)
+        return found
 
     def _ranges(self, epoch: int, stream: int) -> list[tuple[int, int]]:
         """Returns which positions of the passes an epoch of a stream has: the whole passes, then parts of others."""
         begun = self._begun(epoch)
-        end = begun + self._rates[0]
+        end = begun + self.rates[0]
         ranges = [(self.passes.pass_start(begun, stream), self.passes.pass_start(end, stream))]
         for number, low, high in self._shared_parts(epoch):
             first = self.passes.pass_start(number, stream)
