@@ -104,17 +104,37 @@ class Draws:
         known, before = self._last
         if known != group:
             before = self.before(group)
+        skipped = start - self.rows_before(group)
+        if group == last:
+            taken = self._drawn_in(group)
+            self._last = group, before
+        else:
+            taken, counts = self._drawn_from(group, last)
+            self._last = last, before + counts
+        before = before + np.bincount(taken[:skipped], minlength=len(before))
+        return taken[skipped : skipped + stop - start], before
+
+    def _drawn_in(self, group: int) -> Int64Array:
+        """Returns the draws of one group, in order. In a large job, an epoch of a stream is one."""
+        ends = (self._sums + (self._factor * group + self._offset) % self._modulus) // self._modulus
+        counts = ends.copy()
+        counts[1:] -= ends[:-1]
+        size = int(ends[-1])
+        if not size:
+            return np.zeros(0, np.int64)
+        places = sort_to_permutations(raw_words(group * self._largest, size, *self._words))
+        drawn: Int64Array = np.repeat(np.arange(len(counts)), counts)[places.view(np.int64)]
+        return drawn
+
+    def _drawn_from(self, group: int, last: int) -> tuple[Int64Array, Int64Array]:
+        """Returns (the draws of the groups group ... last, how many of each sequence the ones before the last have)."""
         numbers = np.arange(group, last + 1, dtype=np.int64)
         # Python's integers for the products: the modulus may have forty bits.
         phases = np.array([(self._factor * n + self._offset) % self._modulus for n in numbers.tolist()], np.int64)
         counts = np.diff((self._sums + phases[:, None]) // self._modulus, prepend=0, axis=1)  # [groups, D]
         sizes = counts.sum(axis=1)
         ordered = np.repeat(np.tile(np.arange(counts.shape[1]), len(numbers)), counts.reshape(-1))
-        taken = self._shuffled(ordered, group, sizes)
-        self._last = int(numbers[-1]), before + counts[:-1].sum(axis=0)
-        skipped = start - self.rows_before(group)
-        before = before + np.bincount(taken[:skipped], minlength=len(before))
-        return taken[skipped : skipped + stop - start], before
+        return self._shuffled(ordered, group, sizes), counts[:-1].sum(axis=0)
 
     def _shuffled(self, ordered: Int64Array, group: int, sizes: Int64Array) -> Int64Array:
         """Returns the draws of groups, each shuffled on its own."""
