@@ -51,6 +51,7 @@ class WebdatasetFolder:
         self.root = StoragePath.of(path)
         self.trust_dataset_code = trust_dataset_code
         self._dataset_config_name = dataset_config
+        self._dataset_config_path = self.root / META / dataset_config
         self._split_config_name = split_config
         self._shard_counts = read_shard_counts(self.root)
         self._shard_names = list(self._shard_counts)
@@ -121,10 +122,9 @@ class WebdatasetFolder:
     def _split_name(self) -> str | None:
         """Returns the name of the split file; dataset.yaml may be missing if nothing else needs it."""
         config = self._dataset_config
-        path = self.root / META / self._dataset_config_name
         if config is None:
-            config = read_meta_document(path, self.root) or {}
-        return split_config_of(config, path) or self._split_config_name
+            config = read_meta_document(self._dataset_config_path, self.root) or {}
+        return split_config_of(config, self._dataset_config_path) or self._split_config_name
 
     @property
     def split_parts(self) -> tuple[str, ...]:
