@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing.spawn
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,6 +41,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", type=Part.parse, default=WHOLE, help="such as 1/4: every fourth test from the first one on"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Makes pytest-xdist's processes forks of the warm Python: each would import for ten seconds otherwise."""
+    warm = ExitStack()
+    config.add_cleanup(warm.close)
+    executable = warm.enter_context(started_python(folder_of_run(config._tmp_path_factory)))
+    for spec in specs:
+        spec.python = executable
 
 
 @pytest.hookimpl(trylast=True)  # after tests were selected by marks and names

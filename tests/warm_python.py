@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 IMPORTED = (
+    "hypothesis",  # before gc.freeze, after which it does not find who holds a generator of random numbers
+    "pytest",
     "torch",
     "numpy",
     "PIL.Image",
