@@ -130,7 +130,7 @@ test-browser: $(STAMP)
 # PART=2/4 runs the second of four parts, which are always the same.
 PART ?= 1/1
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep --part $(PART)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "sweep or long_property" --hypothesis-profile whole --part $(PART)
 	$(BIN)/python -m tests.faults --jobs $(JOBS) --part $(PART)
 	$(BIN)/python -m tests.integrations --part $(PART)
 

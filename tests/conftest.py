@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing.spawn
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -12,14 +14,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from energon_dali.task_encoder.context import context_depth, leave_contexts
-from tests.part import WHOLE, Part
+from tests.part import WHOLE, WHOLE_PROFILE, Part
 from tests.shared_result import folder_of_run
 from tests.warm_python import started_python
 
 # No deadline: on a busy machine, single examples are slow. A fixed seed makes all runs of a commit equal.
-settings.register_profile(
-    "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
-)
+# `make test-faults` chooses "whole", with which long property tests try all their examples; see `long_property`.
+for profile in ("house", WHOLE_PROFILE):
+    settings.register_profile(
+        profile, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+    )
 settings.load_profile("house")
 
 # While test modules are imported, the collector finds next to nothing. It is enabled again before the first test.
@@ -46,6 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Makes pytest-xdist's processes forks of the warm Python: each would import for ten seconds otherwise."""
+    if os.path.exists("/dev/nvidiactl"):
+        return  # CUDA does not work in a fork of a process that has initialized it
     warm = ExitStack()
     config.add_cleanup(warm.close)
     executable = warm.enter_context(started_python(folder_of_run(config._tmp_path_factory)))
@@ -75,6 +81,12 @@ def warm_workers(warm_python: str) -> Iterator[None]:
     multiprocessing.spawn.set_executable(warm_python)
     yield
     multiprocessing.spawn.set_executable(before)
+
+
+@pytest.fixture
+def warm_programs(warm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of this package that it starts itself are run by `warm_python`."""
+    monkeypatch.setattr(sys, "executable", warm_python)
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
 _SWEEP = pytest.mark.sweep
 S = TypeVar("S", bound=Sequence[object])
+F = TypeVar("F", bound=Callable[..., Any])
+WHOLE_PROFILE = "whole"
+"""Name of the hypothesis profile with which long property tests try all their examples."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,19 @@ def sampled(values: Iterable[Any], every: int) -> list[Any]:
         value if number % every == 0 else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=_SWEEP)
         for number, value in enumerate(values)
     ]
+
+
+def long_property(examples: int = 100) -> Callable[[F], F]:
+    """Decorator of a property test: `make test` tries a quarter of its examples, and `make test-faults` all of them.
+
+    Args:
+        examples: How many examples all are.
+    """
+    is_whole = settings.get_current_profile_name() == WHOLE_PROFILE
+    chosen = settings(max_examples=examples if is_whole else -(-examples // 4))
+
+    def decorate(test: F) -> F:
+        marked: F = pytest.mark.long_property(chosen(test))
+        return marked
+
+    return decorate

@@ -2,7 +2,8 @@
 
 Importing torch takes three seconds of CPU, and Lightning eight more. Programs are run by their real entry points, in
 processes of their own, with the environment, folder and descriptors of their caller. They wait for their threads and
-call exit handlers, but modules are not taken down. Do not use it where imports or process ids are what is looked at.
+call exit handlers, but modules are not taken down. With WARM_WORKERS=1 in their environment, the workers that they
+spawn start in the same way. Do not use it where imports or process ids are what is looked at.
 
     python -m tests.warm_python SOCKET      serves until nobody holds a lease any more
 """
@@ -14,6 +15,7 @@ import fcntl
 import gc
 import importlib
 import json
+import multiprocessing.spawn
 import os
 import runpy
 import select
@@ -216,6 +218,8 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     numpy.random.seed()
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    if environment.get("WARM_WORKERS") == "1":
+        multiprocessing.spawn.set_executable(str(Path(sys.argv[1]).with_name("warm_python")))
     sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
     while arguments[0].startswith("-") and arguments[0] not in ("-m", "-c"):
         option = arguments.pop(0)

@@ -75,9 +75,9 @@ print(outcomes["data"], outcomes["error"], round(slowest, 1))
     ],
     ids=["sample", "even", "odd"],
 )
-def test_no_mutation_crashes_hangs_or_takes_memory(files: int, names: tuple[str, ...]) -> None:
+def test_no_mutation_crashes_hangs_or_takes_memory(files: int, names: tuple[str, ...], warm_python: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FUZZER, str(files), *names],
+        [warm_python, "-W", "error", "-c", FUZZER, str(files), *names],
         capture_output=True,
         text=True,
         timeout=100,

@@ -29,6 +29,7 @@ from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import VIDEOS, audio_file, video_file
 from tests.av.full_decode import GUESSED_TIMES, decoded
 from tests.decode.sample_images import sample_images
+from tests.part import sampled
 
 Range = tuple[float, float]
 SHARES = st.floats(-0.3, 1.4)
@@ -49,7 +50,7 @@ def expected_frames(name: str, asked: Range, unit: str) -> tuple[int, int] | Non
     return first, last
 
 
-@pytest.mark.parametrize("name", [name for name in VIDEOS if name not in GUESSED_TIMES])
+@pytest.mark.parametrize("name", sampled((name for name in VIDEOS if name not in GUESSED_TIMES), 3))
 @settings(max_examples=4)
 @given(
     ends=st.tuples(st.floats(-0.3, 1.4), st.floats(-0.3, 1.4)).map(sorted), unit=st.sampled_from(["seconds", "frames"])

@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _programs_start_at_once(monkeypatch: pytest.MonkeyPatch, warm_python: str) -> None:
     monkeypatch.setattr(sys, "executable", warm_python)
+    monkeypatch.setenv("WARM_WORKERS", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -210,6 +210,7 @@ def test_a_probe_that_fails_hangs_or_dies_is_a_finding(monkeypatch: pytest.Monke
     assert Host(timeout_seconds=0.5).probe("imports", "tests.cli.endless").error == "no answer within 0.5 s"
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_this_machine(tmp_path: Path) -> None:
     report = tmp_path / "new" / "doctor.json"
     done = CliRunner().invoke(main, ["doctor", "--device", "cpu", "--json", str(report)])

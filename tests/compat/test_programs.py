@@ -100,6 +100,7 @@ def test_a_task_encoder_may_put_its_datasets_together_itself(encoder: str, data:
         os.remove(state)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_with_workers_a_mixture_of_its_own_has_the_same_samples(data: Path, tmp_path: Path) -> None:
     found = run("own_mixture", data, tmp_path / "report.json", "--num-workers", "2")
     assert sorted(found["samples"]) == EXPECTED["own_mixture"]["samples"]
@@ -118,6 +119,7 @@ def test_a_program_trains_and_resumes_in_the_workers_of_torchs_loader(data: Path
     assert head["batches"] + tail["batches"] == whole["batches"]
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_loaders_answer_as_torchs_loaders_do(data: Path) -> None:
     """A DataLoader without batching, with the same workers, has these values."""
     from megatron.energon import TextSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset

@@ -30,6 +30,7 @@ from energon_dali.errors import ConfigError, FatalSampleError, StateError
 from energon_dali.samples import Batch, SourceInfo, edataclass
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 from tests.datasets.test_resume import as_batch, as_many_as_number_mod_3, bordered, by_parity, double, pairs, square
+from tests.part import sampled
 
 
 class Named(Counting):
@@ -101,7 +102,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", sampled(TREES, 2))
 def test_a_restore_at_any_element_continues_exactly(name: str, streams: int) -> None:
     check_resume(lambda: TREES[name](streams), count=150, epochs=3)
 

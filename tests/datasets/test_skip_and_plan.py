@@ -27,6 +27,7 @@ from energon_dali.datasets.planned import in_turn, plan_obstacles
 from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import plain
 from tests.loader.dataset_folder import prepare, write_shards
+from tests.part import sampled
 
 STREAMS = 3
 
@@ -136,7 +137,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(NAMES, 2))
 def test_skipping_and_planning_move_as_taking_does(folder: Path, name: str) -> None:
     tree = tree_of(folder, name)
     for stream in range(STREAMS):

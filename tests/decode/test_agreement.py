@@ -21,6 +21,7 @@ from tests.decode.sample_images import encode, exif, photograph, sample_images
 PHOTO = photograph(size=(61, 45))
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("count", [120, pytest.param(300, marks=pytest.mark.sweep)])
 def test_all_routes_agree_on_damaged_images(count: int) -> None:
     """To test more: python -m tests.decode.agreement --count 20000 --seed 7."""
@@ -31,6 +32,7 @@ def test_all_routes_agree_on_damaged_images(count: int) -> None:
     assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_all_routes_agree_on_images_that_were_cut() -> None:
     """With and without their last bytes, which remain if only the middle is lost."""
     files = []

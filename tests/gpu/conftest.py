@@ -63,6 +63,13 @@ def where() -> Where:
 
 
 @pytest.fixture
+def warm_processes(where: Where, request: pytest.FixtureRequest) -> None:
+    """Loaders' processes import nothing in a dry run. On a GPU they are what a user's are."""
+    if where.kind == "cpu":
+        request.getfixturevalue("warm_workers")
+
+
+@pytest.fixture
 def observe(where: Where, request: pytest.FixtureRequest) -> Observations:
     """Records what a test observes under its name."""
     return Observations(where.kind, request.node.name)

@@ -183,6 +183,7 @@ def batches(where: Where, **options: Any) -> Any:
     return get_loader(tree(config, lengths=[1000], make=make, block_size=1), **options)
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("decode_process", [False, True])
 def test_pinned_batches_are_the_batches(where: Where, decode_process: bool) -> None:
     with batches(where, decode_process=decode_process) as loader:
@@ -195,6 +196,7 @@ def test_pinned_batches_are_the_batches(where: Where, decode_process: bool) -> N
             assert int(batch["device"].max()) == at
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_closed_loaders_leave_no_memory_open(where: Where, observe: Observations) -> None:
     """A decode process shares GPU memory with the trainer: both release it when the loader is closed."""
     used = []

@@ -43,6 +43,7 @@ def found() -> tuple[int, int, int]:
     return config.rank, config.global_worker_id(), config.worker_seed()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("decoder", "workers"), [("sample", 0), ("dali", 0), ("dali", 2)])
 def test_every_hook_finds_its_stream(decoder: str, workers: int, tmp_path: Path) -> None:
     folder = captioning_dataset(tmp_path / "data", count=12)

@@ -99,6 +99,7 @@ def test_hooks_in_one_process(folder: Path, expected: list[tuple[Any, ...]]) -> 
         assert take(batches, 12) == expected
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("decoder", "options"), [("sample", {}), ("dali", {"decode_process": True})])
 def test_hooks_in_several_processes(
     decoder: str, options: dict[str, Any], folder: Path, expected: list[tuple[Any, ...]]

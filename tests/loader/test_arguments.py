@@ -119,6 +119,7 @@ def test_a_state_of_another_tree_says_where_it_differs(folder: Path) -> None:
         blends[1].restore_state_rank(blends[0].save_state_rank())
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_threads_that_share_a_loader_take_turns(folder: Path) -> None:
     def run(loader: Any) -> list[str]:
         return [sample.__key__ for sample in islice(loader, 4)]

@@ -9,6 +9,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.plan import weighted_draws
 from energon_dali.plan.draws import Draws, floor_sum
 from energon_dali.plan.mixtures import GROUP_DRAWS
+from tests.part import long_property
 
 lengths_of_sequences = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 3000)), min_size=1, max_size=8).filter(any)
 
@@ -71,6 +72,7 @@ def test_draws_never_change() -> None:
     ]
 
 
+@long_property()
 @given(
     st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=30).filter(any), st.integers(0, 2000)
 )

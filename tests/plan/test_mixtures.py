@@ -24,6 +24,7 @@ from energon_dali.plan import (
     weighted_draws,
 )
 from energon_dali.plan.plan import MOST_ROWS
+from tests.part import long_property
 
 sizes_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
 numbers_of_streams = st.sampled_from([1, 2, 3, 70])
@@ -67,6 +68,7 @@ def plans(sizes: list[int], streams: int) -> list[Plan]:
     ]
 
 
+@long_property()
 @given(sizes_of_sources, numbers_of_streams, st.data())
 def test_any_range_is_part_of_the_whole(sizes: list[int], streams: int, data: st.DataObject) -> None:
     stream = data.draw(st.integers(0, streams - 1))
@@ -81,6 +83,7 @@ def test_any_range_is_part_of_the_whole(sizes: list[int], streams: int, data: st
             assert part.rows(start, stop, stream).as_tuples() == whole[start:stop]
 
 
+@long_property()
 @given(sizes_of_sources, numbers_of_streams)
 def test_epochs_hold_those_of_the_members(sizes: list[int], streams: int) -> None:
     for plan in (epochized(sizes, streams), concat(sizes, streams)):
@@ -100,6 +103,7 @@ def test_epochs_hold_those_of_the_members(sizes: list[int], streams: int) -> Non
                     assert plan.epoch_at(start, stream) == epoch
 
 
+@long_property()
 @given(sizes_of_sources, numbers_of_streams, st.integers(0, 10**7))
 def test_a_blend_takes_the_rows_of_its_members_one_by_one(sizes: list[int], streams: int, start: int) -> None:
     plan = blend(sizes, streams)

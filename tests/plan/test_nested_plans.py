@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, Slices, SourcePlan
+from tests.part import long_property
 
 _ROWS = 60
 
@@ -81,7 +82,7 @@ def leaves(plan: Plan) -> list[SourcePlan]:
     return [leaf for member in plan.members for leaf in leaves(member)]
 
 
-@settings(max_examples=60)
+@long_property(60)
 @given(nested(), st.sampled_from([0, 5, 1000, 10_000_000, 1 << 41]), st.integers(0, _ROWS), st.integers(0, _ROWS))
 def test_any_range_is_part_of_the_whole(chosen: tuple[Plan, int], origin: int, one: int, other: int) -> None:
     plan, stream = chosen
@@ -97,7 +98,7 @@ def test_any_range_is_part_of_the_whole(chosen: tuple[Plan, int], origin: int, o
     assert str(plan).count("SourcePlan(") == len(sources)
 
 
-@settings(max_examples=40)
+@long_property(40)
 @given(nested((ending,)), st.sampled_from([0, 7, 10**6, 1 << 41]))
 def test_epochs_hold_those_of_the_members(chosen: tuple[Plan, int], position: int) -> None:
     plan, stream = chosen

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from energon_dali.errors import ConfigError
 from energon_dali.plan import RepeatedPlan, Slices, SourcePlan
 from energon_dali.plan.repeated import MAX_REPETITIONS
+from tests.part import long_property
 
 repetitions = st.one_of(st.integers(0, 3), st.sampled_from([0.1, 0.25, 0.5, 0.75, 1.5, 2.3, 1 / 3]))
 
@@ -34,6 +35,7 @@ def epoch_of(plan: RepeatedPlan, epoch: int) -> list[tuple[int, ...]]:
     return [sample for stream in range(plan.num_streams) for sample in samples(plan, stream, epoch)]
 
 
+@long_property()
 @given(st.integers(0, 25), st.one_of(st.integers(1, 7), st.just(70)), repetitions, st.integers(0, 12))
 def test_whole_passes_and_a_share_of_another(total: int, streams: int, repeat: float, epoch: int) -> None:
     order = make(total, streams, repeat)
@@ -58,6 +60,7 @@ def test_all_streams_together_have_exactly_the_share_of_an_epoch(repeat: float) 
             assert sum(lengths) == order.samples_per_epoch(epoch), (total, streams, epoch)
 
 
+@long_property()
 @given(
     st.integers(0, 25),
     st.one_of(st.integers(1, 7), st.just(70)),
@@ -72,6 +75,7 @@ def test_epochs_together_are_exact(total: int, streams: int, case: tuple[float, 
         assert len(counts) == total
 
 
+@long_property()
 @given(st.integers(1, 20), st.integers(1, 5), st.sampled_from([2, 3]), st.sampled_from([0.5, 1, 2.5]))
 def test_shuffled_over_epochs_the_whole_is_exact(total: int, streams: int, over: int, repeat: float) -> None:
     order = make(total, streams, repeat, over)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan import Slices, SourcePlan
+from tests.part import long_property
 
 counts_of_shards = st.lists(st.one_of(st.just(0), st.just(1), st.integers(2, 60)), max_size=7)
 options = st.fixed_dictionaries(
@@ -44,6 +45,7 @@ def all_samples(counts: list[int], passes: range) -> Counter[tuple[int, int, int
     return Counter((shard, i, p) for shard, count in enumerate(counts) for i in range(count) for p in passes)
 
 
+@long_property()
 @given(counts_of_shards, options, st.sampled_from([None, 1, 2, 3]), st.integers(0, 5))
 def test_every_sample_comes_once_per_pass(
     counts: list[int], chosen: dict[str, Any], over_epochs: int | None, epoch: int
@@ -71,6 +73,7 @@ def test_draws_with_replacement_have_as_many_samples_as_the_split(
         assert lengths[-1] <= max(plan.slices.lengths)
 
 
+@long_property()
 @given(counts_of_shards, options, st.booleans(), st.data())
 def test_any_range_is_part_of_the_whole(
     counts: list[int], chosen: dict[str, Any], repeat: bool, data: st.DataObject

@@ -139,6 +139,7 @@ def test_tar_index_holds_the_starts_and_the_end(tmp_path: Path) -> None:
     assert struct.unpack("<3Q", (tmp_path / "a.tar.idx").read_bytes()) == (0, 1024, 3072)
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_finds_facts_of_media_and_what_cannot_be_read(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def kill_at_three(number: int) -> int | str:
     return number
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_of_items_that_share_a_process_the_one_at_fault_is_found() -> None:
     """And an error of the function ends all of them."""
     found: list[int | str] = []

@@ -12,6 +12,7 @@ import torch
 
 from energon_dali.errors import DeviceError
 from energon_dali.tasks import TrainResult, compose, load_task, run
+from tests.part import sampled
 from tests.tasks.captioning.captions import two_datasets
 from tests.tasks.igpt.archives import write_archive
 from tests.tasks.words import save_word_tokenizer
@@ -98,7 +99,7 @@ def train(folder: Path, output: Path, command: str) -> TrainResult:
 RUN = [each for each in COMMANDS if "trainer.devces" not in each and "decoder=dali_gpu" not in each]
 
 
-@pytest.mark.parametrize("command", RUN, ids=addition)
+@pytest.mark.parametrize("command", sampled(RUN, 3), ids=addition)
 def test_the_command_runs_and_swaps_what_it_says(
     command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

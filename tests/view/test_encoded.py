@@ -114,6 +114,7 @@ def views(folder: Path) -> Iterator[EncodedViews]:
     made.close()
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_an_encoder_runs_in_a_process_of_its_own(views: EncodedViews, folder: Path) -> None:
     good = views.sample(str(folder), 4)
     assert good["error"] == ""

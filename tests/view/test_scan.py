@@ -130,6 +130,7 @@ def test_words_of_a_search_are_never_operators() -> None:
     assert match_expression(" * ") == '""'
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40 * BLOCK)) + "{no\n")

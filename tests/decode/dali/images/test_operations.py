@@ -30,6 +30,7 @@ from energon_dali.decode.dali.tolerance import (
 )
 from energon_dali.decode.geometry import handle_geometry
 from tests.decode.sample_images import encode, photograph, sample_images
+from tests.part import sampled
 
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CASES: dict[str, tuple[list[Any], Tolerance]] = {
@@ -66,7 +67,7 @@ def decode_both(
 
 @pytest.mark.parametrize("upright", [False, True], ids=["as_stored", "upright"])
 @pytest.mark.parametrize("name", ["rgb8", "l8", "rgba8", "pil"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(CASES, 2))
 def test_operations_equal_pil(case: str, name: str, upright: bool) -> None:
     operations, tolerance = CASES[case]
     options = {"image_decode": name, "operations": operations, "apply_exif_orientation": upright}
