@@ -23,6 +23,8 @@ from energon_dali import (
 from tests.loader.dataset_folder import captioning_dataset
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STREAMS = 2
 DECODERS: dict[str, Any] = {
     "pil": SampleDecoder(image_decode="torchrgb8"),

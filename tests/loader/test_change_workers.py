@@ -23,6 +23,8 @@ from energon_dali.loader import auto_workers
 from energon_dali.loader.auto_workers import AutoWorkers
 from tests.loader.dataset_folder import captioning_dataset
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STREAMS = 8
 
 

@@ -44,6 +44,8 @@ from tests.loader.numbers_dataset import NumbersDataset, RankWorkDataset, tree
 from tests.part import sampled
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 @edataclass
 class Captions(Batch):

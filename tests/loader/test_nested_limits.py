@@ -14,6 +14,7 @@ from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.loader.loader_state import merge_states, split_state
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
 from tests.loader.numbers_dataset import NumbersDataset
+from tests.part import sampled
 
 STREAMS = 6
 
@@ -47,7 +48,7 @@ def taken(ranks: Sequence[SavableDataLoader[Any]], count: int) -> list[Any]:
 
 @pytest.mark.parametrize("kind", [LimitDataset, EpochizeDataset])
 @pytest.mark.parametrize("length", [18, 7, 2])
-@pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3), (3, 6), (6, 1), (2, 2)])
+@pytest.mark.parametrize(("saved", "restored"), sampled([(1, 2), (2, 1), (2, 3), (3, 6), (6, 1), (2, 2)], 3))
 @pytest.mark.parametrize("redistributed", [False, True])
 def test_a_limit_inside_another_dataset_counts_the_elements_of_the_job(
     kind: type[EpochizeDataset], length: int, saved: int, restored: int, *, redistributed: bool

@@ -171,6 +171,7 @@ def photo(stream: int, epoch: int, place: int) -> Photo:
     )
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("method", METHODS)
 def test_elements_that_are_held_are_never_overwritten(method: str) -> None:
     pool = make_pool([200], make=photo, method=method)

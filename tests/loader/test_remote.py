@@ -19,6 +19,8 @@ from energon_dali.shards.storage import buckets
 from tests.forking import fork
 from tests.loader.dataset_folder import prepare, write_shards
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 FAULTS = {"fault_503": 0.1, "fault_truncated": 0.1, "fault_reset": 0.1, "fault_slow": 0.05, "slow_seconds": 0.2}
 
 

@@ -42,6 +42,8 @@ from tests.loader.dataset_folder import prepare, write_shards
 from tests.part import sampled
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STREAMS = 6
 
 

@@ -26,6 +26,8 @@ from energon_dali.loader.loader_state import merge_states
 from tests.loader.dataset_folder import prepare, write_shards
 from tests.part import sampled
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STREAMS = 8
 COUNT = 40
 

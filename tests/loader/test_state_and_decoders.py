@@ -32,6 +32,8 @@ from tests.loader.dataset_folder import captioning_dataset
 from tests.part import sampled
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 DECODERS: dict[str, Any] = {
     "pil": SampleDecoder(image_decode="torchrgb8"),
     "dali": DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu"),
