@@ -6,6 +6,7 @@ import gc
 import importlib
 import mmap
 import multiprocessing.forkserver
+import multiprocessing.spawn
 import os
 import resource
 import signal
@@ -77,9 +78,12 @@ def children() -> set[int]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _fork_server() -> None:
+def _fork_server(warm_python: str) -> None:
     """Starts Python's fork server, which stays for the life of the process, before anything is counted."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(warm_python)  # or each of its copies would import torch
     multiprocessing.forkserver.ensure_running()
+    multiprocessing.spawn.set_executable(before)
 
 
 @pytest.fixture(autouse=True)
@@ -265,6 +269,7 @@ def test_a_block_that_the_limit_on_files_does_not_allow_is_an_error_that_says_so
     theirs.close()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("kind", "text"), [("exit", "exit code 7"), ("kill", "killed by SIGKILL .often the kernel")])
 def test_a_dead_worker_is_an_error_that_says_how_it_died(method: str, kind: str, text: str) -> None:
@@ -290,6 +295,7 @@ def test_a_worker_killed_while_the_rank_waits_is_noticed() -> None:
     pool.close()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("method", METHODS)
 def test_close_ends_workers_that_hang(method: str) -> None:
     pool = make_pool([100, 100], workers=2, mishap=Mishap(0, 0, "hang"), method=method)

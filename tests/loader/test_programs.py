@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.part import sampled
 from tests.running_time import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,7 +302,9 @@ with RunningTime() as passed:
     assert (out, err) == ("WorkerDiedError True True\n", "")
 
 
-@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "1 / 0", "del loader; import gc; gc.collect()"])
+@pytest.mark.parametrize(
+    "ending", sampled(["pass", "raise SystemExit(3)", "1 / 0", "del loader; import gc; gc.collect()"], 2)
+)
 def test_a_program_that_ends_in_the_middle(marker: str, ending: str) -> None:
     body = ENDLESS + f"for batch in loader:\n    break\nsay('half way')\n{ending}"
     process = start(marker, script(marker, body, rank_work=True))
