@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.forkserver
 import multiprocessing.spawn
 import os
 import sys
@@ -80,6 +81,15 @@ def warm_workers(warm_python: str) -> Iterator[None]:
     before = multiprocessing.spawn.get_executable()
     multiprocessing.spawn.set_executable(warm_python)
     yield
+    multiprocessing.spawn.set_executable(before)
+
+
+@pytest.fixture(scope="session")
+def warm_fork_server(warm_python: str) -> None:
+    """Starts Python's fork server, which stays for the life of the process; its copies find torch imported."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(warm_python)
+    multiprocessing.forkserver.ensure_running()
     multiprocessing.spawn.set_executable(before)
 
 

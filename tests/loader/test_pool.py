@@ -5,8 +5,6 @@ import errno
 import gc
 import importlib
 import mmap
-import multiprocessing.forkserver
-import multiprocessing.spawn
 import os
 import resource
 import signal
@@ -78,12 +76,8 @@ def children() -> set[int]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _fork_server(warm_python: str) -> None:
-    """Starts Python's fork server, which stays for the life of the process, before anything is counted."""
-    before = multiprocessing.spawn.get_executable()
-    multiprocessing.spawn.set_executable(warm_python)  # or each of its copies would import torch
-    multiprocessing.forkserver.ensure_running()
-    multiprocessing.spawn.set_executable(before)
+def _fork_server(warm_fork_server: None) -> None:
+    """Starts Python's fork server before anything is counted."""
 
 
 @pytest.fixture(autouse=True)

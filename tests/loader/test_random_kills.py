@@ -13,7 +13,7 @@ from tests.loader.dataset_folder import captioning_dataset
 from tests.loader.killed_run import open_loader, run
 
 
-@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.usefixtures("warm_fork_server")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kills", [9, pytest.param(50, marks=pytest.mark.sweep)])
 def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:

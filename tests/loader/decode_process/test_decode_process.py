@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import logging
-import multiprocessing.forkserver
 import os
 import sys
 import threading
@@ -72,9 +71,8 @@ def children() -> set[int]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _fork_server() -> None:
-    """Starts Python's fork server, which stays for the life of the process, before anything is counted."""
-    multiprocessing.forkserver.ensure_running()
+def _fork_server(warm_fork_server: None) -> None:
+    """Starts Python's fork server before anything is counted."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +104,6 @@ def test_epochs_breaks_and_a_closed_loader_go_on_in_order(workers: int, rank_wor
             assert next(iter(batches))[3] == "MainThread"
 
 
-@pytest.mark.usefixtures("warm_workers")
 def test_a_fork_server_starts_it_too() -> None:
     with loader(place(2), rank_work=True, start_method="forkserver") as batches:
         assert [batch[:3] for batch in batches] == expected(0)
