@@ -7,10 +7,11 @@ nor the network, and a program pays only for what it uses.
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from energon_dali.lazy_names import homes_of, import_name, names_of
 
 if TYPE_CHECKING:
     from energon_dali.av import (
@@ -186,31 +187,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-@functools.cache
-def _homes() -> dict[str, str]:
-    """Returns the module of each public name: the imports above, read from the source of this module."""
-    import ast
-
-    with open(__file__, encoding="utf-8") as source:
-        (imports,) = (node for node in ast.parse(source.read()).body if isinstance(node, ast.If))
-    return {
-        alias.name: node.module
-        for node in imports.body
-        if isinstance(node, ast.ImportFrom) and node.module is not None
-        for alias in node.names
-    }
-
-
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return sorted({*_homes(), "__version__"})
-    if name not in _homes():
+        return sorted({*homes_of(__name__), "__version__"})
+    if name not in homes_of(__name__):
         raise _unknown_name(name, sys._getframe(1))
-    import importlib
-
-    value = getattr(importlib.import_module(_homes()[name]), name)
-    globals()[name] = value
-    return value
+    return import_name(__name__, name)
 
 
 def _unknown_name(name: str, frame: FrameType) -> Exception:
@@ -225,7 +207,7 @@ def _unknown_name(name: str, frame: FrameType) -> Exception:
 
     from energon_dali.nearest import nearest_names
 
-    near = [] if name.startswith("_") else nearest_names(name, _homes())
+    near = [] if name.startswith("_") else nearest_names(name, homes_of(__name__))
     hint = f". Did you mean {' or '.join(near)}?" if near else ""
     if name.endswith(("DatasetFactory", "WebdatasetFactory", "Webdataset")):
         hint = (
@@ -240,4 +222,4 @@ def _unknown_name(name: str, frame: FrameType) -> Exception:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_homes()})
+    return names_of(__name__)

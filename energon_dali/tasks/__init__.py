@@ -4,9 +4,9 @@ command line. They need the extra `tasks`; the names below are imported when the
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.lazy_names import import_name, names_of
 from energon_dali.tasks.extra import check_extra
 
 if TYPE_CHECKING:
@@ -33,30 +33,12 @@ __all__ = [
     "run",
 ]
 
-_HOME_OF = {
-    "HydraInstantiator": "core.instantiator",
-    "Instantiator": "core.instantiator",
-    "OptimizerConfig": "core.task",
-    "SchedulerConfig": "core.task",
-    "TaskTransformer": "core.task",
-    "TrainResult": "training",
-    "TransformerDataConfig": "core.data_module",
-    "TransformerDataModule": "core.data_module",
-    "compose": "composition.compose",
-    "load_task": "checkpoint",
-    "make_decoder": "core.decoder",
-    "run": "training",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    check_extra()
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        check_extra()
+    return import_name(__name__, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return names_of(__name__)

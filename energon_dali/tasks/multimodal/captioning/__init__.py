@@ -6,8 +6,9 @@ lightning.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from energon_dali.lazy_names import import_name, names_of
 
 if TYPE_CHECKING:
     from energon_dali.tasks.multimodal.captioning.data_module import CaptioningDataConfig, CaptioningDataModule
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
     from energon_dali.tasks.multimodal.captioning.task import CaptioningTransformer
     from energon_dali.tasks.multimodal.captioning.task_encoder import CaptioningTaskEncoder, PackedCaptioningTaskEncoder
-
-_HOMES = {
-    "model.backbone": ("CaptioningGPT", "PatchPrefix", "PrefixBackbone"),
-    "data_module": ("CaptioningDataConfig", "CaptioningDataModule"),
-    "samples": ("CaptioningBatch",),
-    "task": ("CaptioningTransformer",),
-    "task_encoder": ("CaptioningTaskEncoder", "PackedCaptioningTaskEncoder"),
-    "model.transformers_gpt2": ("TransformersGPT2",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CaptioningBatch",
@@ -42,12 +33,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    return import_name(__name__, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return names_of(__name__)
