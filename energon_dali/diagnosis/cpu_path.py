@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from functools import partial
 
 from energon_dali import __version__
 from energon_dali.decode.dali.runtime.device import INSTALL_HINT
@@ -75,56 +76,34 @@ def _packages(host: Host) -> Iterator[Check]:
         version = host.version(package)
         error = errors.error or str(errors.facts.get(module, ""))
         wanted = _WANTED.get(package, package)
-        remedy = f"pip install {wanted}"
         need: Need = "optional" if package in _FOR_URLS else "always"
+        check = partial(Check, name=package, needed_for=needed_for, need=need)
         if version is None and error:  # without an error it is a module on PYTHONPATH, which has no version
-            yield Check(
-                name=package, state="missing", found="not installed", needed_for=needed_for, need=need, remedy=remedy
-            )
+            yield check(state="missing", found="not installed", remedy=f"pip install {wanted}")
         elif error:
-            yield Check(
-                name=package,
-                state="broken",
-                found=f"{version}: {error}",
-                needed_for=needed_for,
-                need=need,
-                remedy=f"pip install --force-reinstall {wanted}",
-            )
+            yield check(state="broken", found=f"{version}: {error}", remedy=f"pip install --force-reinstall {wanted}")
         else:
-            yield Check(
-                name=package, state="ok", found=version or "of unknown version", needed_for=needed_for, need=need
-            )
+            yield check(state="ok", found=version or "of unknown version")
 
 
 def _dali(host: Host) -> Iterator[Check]:
-    needed_for = "DaliDecoder, on the GPU and on the CPU"
+    check = partial(Check, name="NVIDIA DALI", needed_for="DaliDecoder, on the GPU and on the CPU")
     package, version = dali_of(host)
     finding = host.probe("dali")
     if not package and finding.error:
-        yield Check(
-            name="NVIDIA DALI",
-            state="missing",
-            found="not installed",
-            needed_for=needed_for,
-            need="gpu",
-            remedy=INSTALL_HINT,
-        )
+        yield check(state="missing", found="not installed", need="gpu", remedy=INSTALL_HINT)
         return
     if finding.error:
         # Installed but broken: every DaliDecoder would try to use it.
-        yield Check(
-            name="NVIDIA DALI",
+        yield check(
             state="broken",
             found=f"{version}: {finding.error}",
-            needed_for=needed_for,
             need="always",
             remedy=f"pip install --force-reinstall {package}, or pip uninstall {package}",
         )
         return
     cuda = f"built for CUDA {cuda_major_of(host)}" if package else "of an unknown package"
-    yield Check(
-        name="NVIDIA DALI", state="ok", found=f"{finding.facts['version']}, {cuda}", needed_for=needed_for, need="gpu"
-    )
+    yield check(state="ok", found=f"{finding.facts['version']}, {cuda}", need="gpu")
     yield _trial(
         host,
         "JPEG, DALI on the CPU",
@@ -136,11 +115,10 @@ def _dali(host: Host) -> Iterator[Check]:
 
 def _trial(host: Host, name: str, words: tuple[str, str], needed_for: str, remedy: str) -> Check:
     finding = host.probe(*words)
+    check = partial(Check, name=name, needed_for=needed_for, need="always")
     if finding.error:
-        return Check(
-            name=name, state="broken", found=finding.error, needed_for=needed_for, need="always", remedy=remedy
-        )
-    return Check(name=name, state="ok", found="decoded", needed_for=needed_for, need="always")
+        return check(state="broken", found=finding.error, remedy=remedy)
+    return check(state="ok", found="decoded")
 
 
 def check_limits(host: Host) -> Iterator[Check]:

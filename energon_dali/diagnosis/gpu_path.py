@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
 from energon_dali.diagnosis.host import Check, Finding, Host
@@ -11,6 +12,8 @@ from energon_dali.diagnosis.libraries import check_libraries
 
 MIN_DRIVER = {12: "525.60", 13: "580"}
 """Oldest driver that DALI's packages for a major version of CUDA work with."""
+
+_gpu = partial(Check, needed_for="the GPU path", need="gpu")
 
 
 def check_gpu_path(host: Host) -> Iterator[Check]:
@@ -21,12 +24,10 @@ def check_gpu_path(host: Host) -> Iterator[Check]:
     """
     has_gpu = host.shows_gpu()
     if not has_gpu:
-        yield Check(
+        yield _gpu(
             name="GPU",
             state="missing",
             found="none visible",
-            needed_for="the GPU path",
-            need="gpu",
             remedy="On a machine with an NVIDIA GPU: install the driver, start containers with --gpus all, and let "
             "CUDA_VISIBLE_DEVICES name the GPU or be unset. On a machine without one there is nothing to do.",
         )
@@ -49,110 +50,69 @@ def _driver(host: Host) -> Iterator[Check]:
     version, cuda = host.probe("driver"), host.probe("cuda")
     found = version.error or f"{version.facts['version']} (from {version.facts['from']})"
     too_old = not version.error and _numbers(version.facts["version"]) < _numbers(wanted)
-    yield Check(
+    yield _gpu(
         name="driver",
         state="broken" if version.error or too_old else "ok",
         found=f"{found}, older than {wanted}" if too_old else found,
-        needed_for="the GPU path",
-        need="gpu",
         remedy=remedy,
     )
     if cuda.error:
-        yield Check(
-            name="libcuda.so.1", state="broken", found=cuda.error, needed_for="the GPU path", need="gpu", remedy=remedy
-        )
+        yield _gpu(name="libcuda.so.1", state="broken", found=cuda.error, remedy=remedy)
         return
-    yield Check(
-        name="libcuda.so.1",
-        state="ok",
-        found=f"runs CUDA up to {cuda.facts['cuda']}",
-        needed_for="the GPU path",
-        need="gpu",
-    )
+    yield _gpu(name="libcuda.so.1", state="ok", found=f"runs CUDA up to {cuda.facts['cuda']}")
     for ordinal, device in enumerate(cuda.facts["devices"]):
         major, minor = device["capability"]
-        yield Check(
+        yield _gpu(
             name=f"GPU {ordinal}",
             state="ok",
             found=f"{device['name']}, compute capability {major}.{minor}, {device['memory_bytes'] / 2**30:.0f} GiB",
-            needed_for="the GPU path",
-            need="gpu",
         )
     if not cuda.facts["devices"]:
-        yield Check(
+        yield _gpu(
             name="GPU",
             state="missing",
             found="the driver lists none",
-            needed_for="the GPU path",
-            need="gpu",
             remedy="Let CUDA_VISIBLE_DEVICES name a GPU of this machine, or unset it.",
         )
 
 
 def _torch(host: Host, has_gpu: bool) -> Check:
-    name, needed_for = "CUDA in torch", "tensors on the GPU"
+    check = partial(Check, name="CUDA in torch", needed_for="tensors on the GPU", need="gpu")
     finding = host.probe("torch")
     if finding.error:
-        return Check(
-            name=name,
-            state="broken",
-            found=finding.error,
-            needed_for=needed_for,
-            need="gpu",
-            remedy="pip install --force-reinstall torch",
-        )
+        return check(state="broken", found=finding.error, remedy="pip install --force-reinstall torch")
     cuda = finding.facts["cuda"]
     if cuda is None:
-        return Check(
-            name=name,
+        return check(
             state="missing",
             found=f"{finding.facts['version']} is built only for the CPU",
-            needed_for=needed_for,
-            need="gpu",
             remedy="pip uninstall torch, then pip install torch without a constraint or index of CPU builds; "
             "https://pytorch.org names the index of each CUDA",
         )
     if has_gpu and not finding.facts["available"]:
-        return Check(
-            name=name,
+        return check(
             state="broken",
             found=f"built for CUDA {cuda}, but finds no usable GPU",
-            needed_for=needed_for,
-            need="gpu",
             remedy=f"Install a driver that runs CUDA {cuda}, or a torch built for the CUDA of this driver.",
         )
-    return Check(name=name, state="ok", found=f"runtime {cuda}", needed_for=needed_for, need="gpu")
+    return check(state="ok", found=f"runtime {cuda}")
 
 
 def _triton(host: Host) -> Check:
-    name, needed_for = "Triton", "the kernels (without it plain PyTorch runs, slower)"
+    check = partial(Check, name="Triton", needed_for="the kernels (without it plain PyTorch runs, slower)")
     version = host.version("triton") or host.version("pytorch-triton")
     pins = [match[1] for line in host.requirements("torch") if (match := re.match(r"triton\s*\(?==\s*([\w.]+)", line))]
     pinned = pins[0] if pins else ""
     wanted = f"pip install triton=={pinned}" if pinned else "pip install triton"
     if version is None:
-        return Check(name=name, state="missing", found="not installed", needed_for=needed_for, remedy=wanted)
+        return check(state="missing", found="not installed", remedy=wanted)
     error = host.probe("imports", "triton")
     said = error.error or str(error.facts.get("triton", ""))
     if said:
-        return Check(
-            name=name,
-            state="broken",
-            found=f"{version}: {said}",
-            needed_for=needed_for,
-            remedy=f"{wanted} --force-reinstall",
-        )
+        return check(state="broken", found=f"{version}: {said}", remedy=f"{wanted} --force-reinstall")
     if pinned and version.split("+")[0] != pinned:
-        return Check(
-            name=name,
-            state="broken",
-            found=f"{version}, but torch requires {pinned}",
-            needed_for=needed_for,
-            remedy=wanted,
-        )
-    return Check(
-        name=name, state="ok", found=f"{version}, as torch requires" if pinned else version, needed_for=needed_for
-    )
+        return check(state="broken", found=f"{version}, but torch requires {pinned}", remedy=wanted)
+    return check(state="ok", found=f"{version}, as torch requires" if pinned else version)
 
 
 def _trials(host: Host) -> Iterator[Check]:
@@ -175,11 +135,12 @@ def _trials(host: Host) -> Iterator[Check]:
 
 
 def _trial(finding: Finding, name: str, needed_for: str, remedy: str) -> Check:
+    check = partial(Check, name=name, needed_for=needed_for, need="gpu")
     if finding.error:
-        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for, need="gpu", remedy=remedy)
+        return check(state="broken", found=finding.error, remedy=remedy)
     difference = finding.facts.get("difference")
     found = "worked" if difference is None else f"decoded, {difference} levels from the CPU's"
-    return Check(name=name, state="ok", found=found, needed_for=needed_for, need="gpu")
+    return check(state="ok", found=found)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

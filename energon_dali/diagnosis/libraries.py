@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
 from energon_dali.diagnosis.host import Check, Host, Need
@@ -102,25 +103,16 @@ def check_libraries(host: Host, has_gpu: bool) -> Iterator[Check]:
 
 def _jpeg_engine(host: Host, library: str) -> Check:
     finding = host.probe("jpeg_engine", library)
-    name, needed_for = "hardware JPEG engine", "baseline JPEG without CUDA cores (A100, H100 and newer have it)"
+    needed_for = "baseline JPEG without CUDA cores (A100, H100 and newer have it)"
+    check = partial(Check, name="hardware JPEG engine", needed_for=needed_for)
     if finding.error:
-        return Check(
-            name=name,
-            state="broken",
-            found=finding.error,
-            needed_for=needed_for,
-            remedy="Fix nvJPEG above; until then CUDA cores decode.",
-        )
+        remedy = "Fix nvJPEG above; until then CUDA cores decode."
+        return check(state="broken", found=finding.error, remedy=remedy)
     engines, cores = finding.facts["engines"], finding.facts["cores"]
     if not engines:
-        return Check(
-            name=name,
-            state="missing",
-            found="this GPU has none",
-            needed_for=needed_for,
-            remedy="There is nothing to do: CUDA cores decode instead.",
-        )
-    return Check(name=name, state="ok", found=f"{engines} with {cores} cores each", needed_for=needed_for)
+        remedy = "There is nothing to do: CUDA cores decode instead."
+        return check(state="missing", found="this GPU has none", remedy=remedy)
+    return check(state="ok", found=f"{engines} with {cores} cores each")
 
 
 def _short(path: str) -> str:
