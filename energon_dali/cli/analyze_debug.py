@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import numpy as np
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.diagnosis.debug_logs import DebugLogs, Deliveries, find_logs, png
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage.atomic_file import write_atomically
@@ -72,24 +71,23 @@ def analyze_debug(
     heatmap, a column is a step and a row is a sample, sorted by first delivery. A later epoch is another band, which
     is evenly scattered if the epoch is well shuffled.
     """
-    with told_to_user():
-        modes = _chosen_modes(include_modality)
-        files = find_logs(log_paths)
-        click.echo(f"Analyzing {len(files):,} logs.")
-        logs = DebugLogs(files)
-        found = logs.loading_order(skip=skip) if force_loading_order else _deliveries(logs, modes, skip)
-        if not len(found.steps):
-            raise ConfigError(
-                f"These logs name no sample after step {skip} of {include_modality}. Give a smaller --skip, or another "
-                "--include-modality; batches that are logged need a __key__."
-            )
-        for line in describe(found, files if force_loading_order else None):
-            click.echo(line)
-        image = found.heatmap(heatmap_samples, heatmap_steps, heatmap_gain, colours=not no_colors)
-        write_atomically(heatmap_path, png(image))
-        click.echo(
-            f"Wrote {heatmap_path}: {found.num_steps:,} steps from left to right, {found.num_samples:,} samples down."
+    modes = _chosen_modes(include_modality)
+    files = find_logs(log_paths)
+    click.echo(f"Analyzing {len(files):,} logs.")
+    logs = DebugLogs(files)
+    found = logs.loading_order(skip=skip) if force_loading_order else _deliveries(logs, modes, skip)
+    if not len(found.steps):
+        raise ConfigError(
+            f"These logs name no sample after step {skip} of {include_modality}. Give a smaller --skip, or another "
+            "--include-modality; batches that are logged need a __key__."
         )
+    for line in describe(found, files if force_loading_order else None):
+        click.echo(line)
+    image = found.heatmap(heatmap_samples, heatmap_steps, heatmap_gain, colours=not no_colors)
+    write_atomically(heatmap_path, png(image))
+    click.echo(
+        f"Wrote {heatmap_path}: {found.num_steps:,} steps from left to right, {found.num_samples:,} samples down."
+    )
 
 
 def _chosen_modes(text: str) -> list[str]:

@@ -10,7 +10,6 @@ import click
 
 from energon_dali.cli.dataset_options import dataset_options, open_dataset
 from energon_dali.cli.encoder import find_encoder
-from energon_dali.cli.failure import told_to_user
 from energon_dali.shards.documents.byte_size import show_bytes
 
 if TYPE_CHECKING:
@@ -55,17 +54,16 @@ def bench(
     from energon_dali.diagnosis.settings import Setting
     from energon_dali.diagnosis.tune import worker_counts
 
-    with told_to_user():
-        job = _Job(path, given)
-        counts = workers or tuple(worker_counts(job.num_streams))
-        settings = [Setting(count, prefetch_factor, name) for name in decoders or job.decoders() for count in counts]
-        tell = None if as_json else lambda one: click.echo(_line(one))
-        result = benching.bench(job.open, settings, seconds=seconds, report=tell)
-        if as_json:
-            click.echo(json.dumps(as_document(result), indent=2))
-            return
-        for sentence in result.advice:
-            click.echo(sentence)
+    job = _Job(path, given)
+    counts = workers or tuple(worker_counts(job.num_streams))
+    settings = [Setting(count, prefetch_factor, name) for name in decoders or job.decoders() for count in counts]
+    tell = None if as_json else lambda one: click.echo(_line(one))
+    result = benching.bench(job.open, settings, seconds=seconds, report=tell)
+    if as_json:
+        click.echo(json.dumps(as_document(result), indent=2))
+        return
+    for sentence in result.advice:
+        click.echo(sentence)
 
 
 @click.command("tune")
@@ -94,19 +92,18 @@ def tune(
     """
     from energon_dali.diagnosis import tune as tuning
 
-    with told_to_user():
-        job = _Job(path, given)
-        result = tuning.tune(
-            job.open,
-            decoders=decoders or tuple(job.decoders()),
-            num_streams=job.num_streams,
-            seconds=seconds,
-            most_workers=most_workers,
-            report=None if as_json else lambda one: click.echo(_line(one)),
-        )
-        if out is not None:
-            result.write(out)
-        click.echo(json.dumps(result.as_dict(), indent=2) if as_json else describe(result))
+    job = _Job(path, given)
+    result = tuning.tune(
+        job.open,
+        decoders=decoders or tuple(job.decoders()),
+        num_streams=job.num_streams,
+        seconds=seconds,
+        most_workers=most_workers,
+        report=None if as_json else lambda one: click.echo(_line(one)),
+    )
+    if out is not None:
+        result.write(out)
+    click.echo(json.dumps(result.as_dict(), indent=2) if as_json else describe(result))
 
 
 class _Job:

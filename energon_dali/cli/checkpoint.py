@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
@@ -29,10 +28,9 @@ def checkpoint() -> None:
 @click.argument("input_files", nargs=-1, required=True, type=_FILES)
 def checkpoint_info(input_files: tuple[Path, ...]) -> None:
     """Show what the states in INPUT_FILES (or folders of them) hold, and which layouts can continue them."""
-    with told_to_user():
-        files = [read_state_file(path) for path in find_state_files(input_files)]
-        for line in describe([state for file in files for state in file.states]):
-            click.echo(line)
+    files = [read_state_file(path) for path in find_state_files(input_files)]
+    for line in describe([state for file in files for state in file.states]):
+        click.echo(line)
 
 
 @checkpoint.command("redist")
@@ -50,20 +48,19 @@ def checkpoint_redist(
     """
     if as_global == (new_world_size is not None):
         raise click.UsageError("Give either --new-world-size or --global.")
-    with told_to_user():
-        files = [read_state_file(path) for path in find_state_files(input_files)]
-        whole = merge_states([state for file in files for state in file.states])
-        for line in describe_unequal(whole):
-            click.echo(line, err=True)
-        states = [whole] if new_world_size is None else split_state(whole, new_world_size)
-        names = output_names(files, len(states), as_global=as_global)
-        written = [output_path / name for name in names]
-        taken = [path for path in written if path.exists()]
-        if taken and not force_overwrite:
-            raise StateError(f"{taken[0]} already exists. Choose another folder, or give --force-overwrite.")
-        write_state_files(dict(zip(written, states, strict=True)), wrapped=files[0].wrapped)
-        for path in written:
-            click.echo(f"Wrote {path}")
+    files = [read_state_file(path) for path in find_state_files(input_files)]
+    whole = merge_states([state for file in files for state in file.states])
+    for line in describe_unequal(whole):
+        click.echo(line, err=True)
+    states = [whole] if new_world_size is None else split_state(whole, new_world_size)
+    names = output_names(files, len(states), as_global=as_global)
+    written = [output_path / name for name in names]
+    taken = [path for path in written if path.exists()]
+    if taken and not force_overwrite:
+        raise StateError(f"{taken[0]} already exists. Choose another folder, or give --force-overwrite.")
+    write_state_files(dict(zip(written, states, strict=True)), wrapped=files[0].wrapped)
+    for path in written:
+        click.echo(f"Wrote {path}")
 
 
 def output_names(files: Sequence[StateFile], count: int, *, as_global: bool) -> list[str]:

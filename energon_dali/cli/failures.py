@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon_dali.cli.failure import told_to_user
-
 if TYPE_CHECKING:
     from energon_dali.loader.failure_report import FailureGroup
 
@@ -31,8 +29,7 @@ def failures(paths: tuple[Path, ...], as_json: bool) -> None:
     """
     from energon_dali.diagnosis.failure_logs import read_failures
 
-    with told_to_user():
-        groups = read_failures(paths)
+    groups = read_failures(paths)
     if as_json:
         click.echo(json.dumps([{**group.as_dict(), "command": group.restore_command} for group in groups], indent=2))
         return

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.single_file import (
     describe_jsonl,
     describe_metadataset,
@@ -30,22 +29,19 @@ _USUAL_ORDER = ("train", "val", "test")
 @click.option("--dataset-config", default="dataset.yaml", show_default=True, help="Name of the dataset configuration.")
 def info(path: str, split_config: str, dataset_config: str) -> None:
     """Summarise the prepared dataset, the metadataset (.yaml), or the .jsonl file at PATH."""
-    with told_to_user():
-        if is_jsonl(path):
-            for line in describe_jsonl(JsonlFile(path)):
-                click.echo(line)
-            return
-        if is_metadataset(path):
-            for line in describe_metadataset(path):
-                click.echo(line)
-            return
-        _refuse_states(path)
-        # The class name is shown, nothing is loaded, so the dataset needs no trust.
-        folder = WebdatasetFolder(
-            path, split_config=split_config, dataset_config=dataset_config, trust_dataset_code=True
-        )
-        for line in describe(folder):
+    if is_jsonl(path):
+        for line in describe_jsonl(JsonlFile(path)):
             click.echo(line)
+        return
+    if is_metadataset(path):
+        for line in describe_metadataset(path):
+            click.echo(line)
+        return
+    _refuse_states(path)
+    # The class name is shown, nothing is loaded, so the dataset needs no trust.
+    folder = WebdatasetFolder(path, split_config=split_config, dataset_config=dataset_config, trust_dataset_code=True)
+    for line in describe(folder):
+        click.echo(line)
 
 
 def _refuse_states(path: str) -> None:

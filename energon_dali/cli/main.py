@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from energon_dali import __version__
+from energon_dali.errors import EnergonDaliError
 from energon_dali.nearest import describe_nearest
 
 _HOMES = {
@@ -54,6 +55,14 @@ class _Commands(click.Group):
         if args and args[0] not in _HOMES and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}. {describe_nearest(args[0], _HOMES)}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EnergonDaliError as error:
+            if ctx.invoked_subcommand == "train":  # which shows messages itself, and tracebacks where they are wanted
+                raise
+            raise click.ClickException(str(error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:

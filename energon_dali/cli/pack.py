@@ -9,7 +9,6 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import check_image, progress_bar
 from energon_dali.cli.single_file import format_size
 from energon_dali.pack.options import KINDS, PackOptions, parse_columns, parse_split
@@ -127,34 +126,33 @@ def pack(
     file that names files; conversations as LLaVA stores them; a Hugging Face dataset of Parquet or Arrow files; or tar
     shards. If a run is interrupted, the same command continues it.
     """
-    with told_to_user():
-        options = PackOptions(
-            max_bytes=parse_bytes(max_bytes, "--max-bytes", binary_letters=True),
-            split=parse_split(split),
-            columns=parse_columns(columns),
-            metadata=None if metadata is None else tuple(name.strip() for name in metadata.split(",") if name.strip()),
-            **given,  # type: ignore[arg-type]
+    options = PackOptions(
+        max_bytes=parse_bytes(max_bytes, "--max-bytes", binary_letters=True),
+        split=parse_split(split),
+        columns=parse_columns(columns),
+        metadata=None if metadata is None else tuple(name.strip() for name in metadata.split(",") if name.strip()),
+        **given,  # type: ignore[arg-type]
+    )
+    watcher = _Progress(shown=progress)
+    try:
+        result = pack_dataset(
+            source,
+            out,
+            options,
+            num_workers=workers,
+            ray_address=ray,
+            check_part=check_image if check_media else None,
+            strict=strict,
+            overwrite=overwrite,
+            watcher=watcher,
+            prepare_progress=progress_bar if progress else None,
         )
-        watcher = _Progress(shown=progress)
-        try:
-            result = pack_dataset(
-                source,
-                out,
-                options,
-                num_workers=workers,
-                ray_address=ray,
-                check_part=check_image if check_media else None,
-                strict=strict,
-                overwrite=overwrite,
-                watcher=watcher,
-                prepare_progress=progress_bar if progress else None,
-            )
-        except KeyboardInterrupt:
-            watcher.end()
-            click.echo("Interrupted. Finished shards are kept: run the same command again to continue.", err=True)
-            raise SystemExit(130) from None
-        finally:
-            watcher.end()
+    except KeyboardInterrupt:
+        watcher.end()
+        click.echo("Interrupted. Finished shards are kept: run the same command again to continue.", err=True)
+        raise SystemExit(130) from None
+    finally:
+        watcher.end()
     _report(result)
 
 

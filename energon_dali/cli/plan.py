@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import dataset_options, open_dataset
 from energon_dali.cli.encoder import find_object
-from energon_dali.cli.failure import told_to_user
 from energon_dali.diagnosis.plan_difference import StepDifference, differences
 from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps
 from energon_dali.errors import ConfigError
@@ -90,24 +89,23 @@ def plan(
     PATH is a prepared dataset, a metadataset (.yaml) or a .jsonl file. The options are those that the training run
     gives to get_train_dataset and WorkerConfig. Only indices are read.
     """
-    with told_to_user():
-        first = make_plan(path, **given)
-        if diff is None and diff_path is None:
-            if as_json:
-                click.echo(json.dumps(as_document(first), indent=2))
-            else:
-                for line in describe(first):
-                    click.echo(line)
-            return
-        other = other_options(context, diff or "")
-        second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
-        found = differences(first, second)
+    first = make_plan(path, **given)
+    if diff is None and diff_path is None:
         if as_json:
-            document = {"notes": first.notes, "steps": [difference_as_json(one) for one in found]}
-            click.echo(json.dumps(document, indent=2))
+            click.echo(json.dumps(as_document(first), indent=2))
         else:
-            for line in describe_differences(found):
+            for line in describe(first):
                 click.echo(line)
+        return
+    other = other_options(context, diff or "")
+    second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
+    found = differences(first, second)
+    if as_json:
+        document = {"notes": first.notes, "steps": [difference_as_json(one) for one in found]}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        for line in describe_differences(found):
+            click.echo(line)
 
 
 def other_options(context: click.Context, diff: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
-from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options, usable_workers
 from energon_dali.cli.single_file import index_joins, index_jsonl, is_jsonl, is_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
@@ -84,43 +83,42 @@ def prepare(path: str, **given: object) -> None:
     an index next to it.
     """
     options = PrepareOptions(**given)  # type: ignore[arg-type]
-    with told_to_user():
-        if is_jsonl(path):
-            index_jsonl(
-                path,
-                progress=options.progress,
-                overwrite=options.force_overwrite,
-                non_interactive=options.non_interactive,
-            )
-            return
-        if is_metadataset(path):
-            index_joins(path)
-            return
-        root = StoragePath.of(path)
-        if not root.is_dir():
-            raise click.ClickException(f"{root} is not a folder. Give the folder that holds the tar shards.")
-        _check_type(options)
-        if options.tar_index_only:
-            result = _run(root, None, None, options)
-            click.echo(f"Done. Indexed {sum(result.shard_counts.values()):,} samples.")
-            _report_unreadable(root, result.unreadable, options)
-            return
-        if info_present(root) and not options.force_overwrite:
-            if options.non_interactive:
-                raise click.ClickException(
-                    f"{root} is already prepared, as `energon-dali pack` leaves what it writes, and can be used as it "
-                    "is. Give --force-overwrite to prepare it again."
-                )
-            if not click.confirm(f"{root} is already prepared. Prepare it again?"):
-                return
-        shards = find_shards(root, options.exclude)
-        click.echo(f"Found {len(shards)} tar files; the first and the last are:\n- {shards[0]}\n- {shards[-1]}")
-        ratio = None if options.split_parts else parse_ratio(_ratio_text(options))
-        result = _run(root, shards, ratio, options)
+    if is_jsonl(path):
+        index_jsonl(
+            path,
+            progress=options.progress,
+            overwrite=options.force_overwrite,
+            non_interactive=options.non_interactive,
+        )
+        return
+    if is_metadataset(path):
+        index_joins(path)
+        return
+    root = StoragePath.of(path)
+    if not root.is_dir():
+        raise click.ClickException(f"{root} is not a folder. Give the folder that holds the tar shards.")
+    _check_type(options)
+    if options.tar_index_only:
+        result = _run(root, None, None, options)
+        click.echo(f"Done. Indexed {sum(result.shard_counts.values()):,} samples.")
         _report_unreadable(root, result.unreadable, options)
-        _report_split(result, ratio)
-        _write_config(root, result, options)
-        click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
+        return
+    if info_present(root) and not options.force_overwrite:
+        if options.non_interactive:
+            raise click.ClickException(
+                f"{root} is already prepared, as `energon-dali pack` leaves what it writes, and can be used as it "
+                "is. Give --force-overwrite to prepare it again."
+            )
+        if not click.confirm(f"{root} is already prepared. Prepare it again?"):
+            return
+    shards = find_shards(root, options.exclude)
+    click.echo(f"Found {len(shards)} tar files; the first and the last are:\n- {shards[0]}\n- {shards[-1]}")
+    ratio = None if options.split_parts else parse_ratio(_ratio_text(options))
+    result = _run(root, shards, ratio, options)
+    _report_unreadable(root, result.unreadable, options)
+    _report_split(result, ratio)
+    _write_config(root, result, options)
+    click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
 
 
 def _check_type(options: PrepareOptions) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import media_options, progress_bar, scan_options, usable_workers
 from energon_dali.shards.prepare.media_tables import add_media_metadata
 
@@ -31,17 +30,16 @@ def prepare_media(
     """Describe the media (sizes, formats, durations) of the prepared dataset or plain folder at PATH."""
     from energon_dali.decode.media_filter import MediaFilter  # lazy: imports PIL, and `--help` should not wait for it
 
-    with told_to_user():
-        media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
-        if media is None:
-            raise click.UsageError("Give one of --media-metadata-by-glob, -by-header and -by-extension.")
-        count = add_media_metadata(
-            path,
-            media,
-            num_workers=usable_workers(num_workers),
-            shards_in_flight=shards_in_flight,
-            ray_address=ray_address,
-            tmp_path=tmp_path,
-            progress=progress_bar if progress else None,
-        )
+    media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
+    if media is None:
+        raise click.UsageError("Give one of --media-metadata-by-glob, -by-header and -by-extension.")
+    count = add_media_metadata(
+        path,
+        media,
+        num_workers=usable_workers(num_workers),
+        shards_in_flight=shards_in_flight,
+        ray_address=ray_address,
+        tmp_path=tmp_path,
+        progress=progress_bar if progress else None,
+    )
     click.echo(f"Done. Described {count:,} media.")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
 from energon_dali.samples.attributes import attributes_of
@@ -38,21 +37,20 @@ def preview(path: str, split_parts: str, index: int | None, count: int | None, w
 
     Images are drawn in colour if the terminal shows colours, otherwise as letters. Cookers and other hooks do not run.
     """
-    with told_to_user():
-        options = {name: value for name, value in given.items() if value}
-        if index is not None:
-            _show_one(path, index, width, options)
-            return
-        shown = 0
-        for part in split_parts.split(","):
-            for sample in _samples(path, part, options):
-                if count is not None and shown >= count:
-                    return
-                click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
-                shown += 1
-                if count is None and not click.confirm("Next sample?", default=True):
-                    return
-        click.echo(f"Done. {shown:,} samples in {split_parts}.")
+    options = {name: value for name, value in given.items() if value}
+    if index is not None:
+        _show_one(path, index, width, options)
+        return
+    shown = 0
+    for part in split_parts.split(","):
+        for sample in _samples(path, part, options):
+            if count is not None and shown >= count:
+                return
+            click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
+            shown += 1
+            if count is None and not click.confirm("Next sample?", default=True):
+                return
+    click.echo(f"Done. {shown:,} samples in {split_parts}.")
 
 
 def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from energon_dali.cli.failure import told_to_user
-
 
 @click.command("view")
 @click.argument("path")
@@ -35,22 +33,21 @@ def view(
     The page is served on this machine alone, for the address that is printed, until Ctrl-C. Nothing of the dataset is
     changed.
     """
-    with told_to_user():
-        _require_packages()
-        from energon_dali.view.server import serve
-        from energon_dali.view.site import Site, ViewOptions
+    _require_packages()
+    from energon_dali.view.server import serve
+    from energon_dali.view.site import Site, ViewOptions
 
-        options = ViewOptions(
-            path,
-            encoder=encoder,
-            split_part=split_part,
-            batch_size=batch_size or None,
-            packing_buffer_size=packing_buffer_size,
-            trust_dataset_code=trust_dataset_code,
-            dataset_config=dataset_config,
-            split_config=split_config,
-        )
-        serve(Site(options), port, lambda address: _announce(address, opens))
+    options = ViewOptions(
+        path,
+        encoder=encoder,
+        split_part=split_part,
+        batch_size=batch_size or None,
+        packing_buffer_size=packing_buffer_size,
+        trust_dataset_code=trust_dataset_code,
+        dataset_config=dataset_config,
+        split_config=split_config,
+    )
+    serve(Site(options), port, lambda address: _announce(address, opens))
 
 
 def _announce(address: str, opens: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.shards.prepare.parallel import map_in_order
 
 
@@ -35,13 +34,12 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
     # Imported only here: the other commands start without the loader.
     from energon_dali.cli.lint.run import LintJob, Report, all_parts, join_reports, run_share
 
-    with told_to_user():
-        options = {name: value for name, value in given.items() if value}
-        parts = tuple(split_parts.split(",")) if split_parts else all_parts(path, options)
-        job = LintJob(path, parts, decoder, options, parallel)
-        reports: list[Report] = []
-        for share in map_in_order(functools.partial(run_share, job), range(parallel), parallel):
-            reports = share if not reports else [join_reports(*pair) for pair in zip(reports, share, strict=True)]
+    options = {name: value for name, value in given.items() if value}
+    parts = tuple(split_parts.split(",")) if split_parts else all_parts(path, options)
+    job = LintJob(path, parts, decoder, options, parallel)
+    reports: list[Report] = []
+    for share in map_in_order(functools.partial(run_share, job), range(parallel), parallel):
+        reports = share if not reports else [join_reports(*pair) for pair in zip(reports, share, strict=True)]
     for report in reports:
         count = "" if report.num_samples is None else f"{report.num_samples:,} samples, "
         click.echo(f"{report.name}: {count}errors: {len(report.flaws):,}")

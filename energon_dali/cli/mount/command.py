@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.mount.dataset_files import DatasetFiles
 from energon_dali.cli.mount.fuse import load_fuse, serve
 from energon_dali.cli.single_file import is_jsonl, is_metadataset
@@ -33,22 +32,21 @@ def mount(path: str, mountpoint: Path, detach: bool, sample_folders: bool, allow
     Each shard is a folder, and each part a file in it, KEY.PART. Only what is read is fetched. Unmount it with
     `fusermount3 -u MOUNTPOINT`, or end the command.
     """
-    with told_to_user():
-        if is_jsonl(path) or is_metadataset(path):
-            raise ConfigError(f"{path} has no shards to show: give the folder of a prepared dataset of tar shards.")
-        fuse = load_fuse()
-        folder = WebdatasetFolder(path)
-        files = DatasetFiles(folder, sample_folders=sample_folders, allow_slow=allow_slow)
-        prepare_mountpoint(mountpoint, folder.root)
-        if detach:
-            files.destroy("/")
-            options = ["--sample-folders"] * sample_folders + ["--allow-slow"] * allow_slow
-            _detach([path, str(mountpoint), *options], mountpoint)
-            click.echo(f"Mounted {folder.num_samples:,} samples at {mountpoint}.")
-            click.echo(f"Unmount them with `fusermount3 -u {shlex.quote(str(mountpoint))}`.")
-            return
-        click.echo(f"Mounting {folder.num_samples:,} samples at {mountpoint}. Ctrl-C ends it.")
-        serve(fuse, files, mountpoint)
+    if is_jsonl(path) or is_metadataset(path):
+        raise ConfigError(f"{path} has no shards to show: give the folder of a prepared dataset of tar shards.")
+    fuse = load_fuse()
+    folder = WebdatasetFolder(path)
+    files = DatasetFiles(folder, sample_folders=sample_folders, allow_slow=allow_slow)
+    prepare_mountpoint(mountpoint, folder.root)
+    if detach:
+        files.destroy("/")
+        options = ["--sample-folders"] * sample_folders + ["--allow-slow"] * allow_slow
+        _detach([path, str(mountpoint), *options], mountpoint)
+        click.echo(f"Mounted {folder.num_samples:,} samples at {mountpoint}.")
+        click.echo(f"Unmount them with `fusermount3 -u {shlex.quote(str(mountpoint))}`.")
+        return
+    click.echo(f"Mounting {folder.num_samples:,} samples at {mountpoint}. Ctrl-C ends it.")
+    serve(fuse, files, mountpoint)
 
 
 def prepare_mountpoint(mountpoint: Path, root: StoragePath) -> None:
