@@ -33,6 +33,7 @@ from energon_dali.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.row_sources import Source
 
 T_sample = TypeVar("T_sample", covariant=True)
 PartFilter = Callable[[str], bool]
@@ -72,7 +73,56 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
 BaseCoreDatasetFactory.register(SourceFactory)  # what build hooks of task encoders receive
 
 
-class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample], WebdatasetPreparator):
+class OwnDatasetFactory(BaseCoreDatasetFactory[T_sample]):
+    """What the factories of this package have in common: their rows are put into order alike."""
+
+    path: EPath
+    training: bool
+    worker_config: WorkerConfig
+    shuffle_over_epochs: int | None
+    parallel_shard_iters: int | None
+    max_samples_per_sequence: int | None
+    subset: DatasetSubset | None
+
+    def _options(self, split_part: str) -> DatasetOptions:
+        return DatasetOptions.of_call(
+            None,
+            self.worker_config,
+            {"parallel_shard_iters": self.parallel_shard_iters},
+            split_part=split_part,
+            training=self.training,
+            max_samples_per_sequence=self.max_samples_per_sequence,
+        )
+
+    def _reference(self, path: EPath, split_part: str) -> SourceReference:
+        return SourceReference(
+            path.storage_path.url,
+            split_part,
+            dict(self.subflavors),
+            shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
+            subset=None if self.subset is None else self.subset.to_subset(),
+        )
+
+    def _opened(self, source: Source) -> SavableDataset[Any]:
+        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
+
+    def config(self) -> dict[str, Any]:
+        """Returns what the factory does, as plain values."""
+        return {
+            "type": type(self).__qualname__,
+            "training": self.training,
+            **self._own_config(),
+            "shuffle_over_epochs": self.shuffle_over_epochs,
+            "parallel_shard_iters": self.parallel_shard_iters,
+            "max_samples_per_sequence": self.max_samples_per_sequence,
+            "subset": None if self.subset is None else self.subset.config(),
+        }
+
+    def _own_config(self) -> dict[str, Any]:
+        return {"_path": str(self.path)}
+
+
+class BaseWebdatasetFactory(OwnDatasetFactory[T_sample], WebdatasetPreparator):
     """A prepared folder of shards. A subclass has `__sample_type__`, and `load_sample` makes a sample of parts.
 
     Args:
@@ -171,40 +221,14 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample], WebdatasetPreparat
         return sum(shard.count for shard in self.shards)
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[Any]:
-        options = DatasetOptions.of_call(
-            None,
-            self.worker_config,
-            {"parallel_shard_iters": self.parallel_shard_iters},
-            split_part=self.split_part,
-            training=self.training,
-            max_samples_per_sequence=self.max_samples_per_sequence,
-        )
-        reference = SourceReference(
-            self.path.storage_path.url,
-            self.split_part,
-            dict(self.subflavors),
-            shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
-            subset=None if self.subset is None else self.subset.to_subset(),
-            split_config=self.split_config,
-        )
-        source = open_source(reference, 0, options, repeat=False, factory=self)
-        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
+        reference = dataclasses.replace(self._reference(self.path, self.split_part), split_config=self.split_config)
+        return self._opened(open_source(reference, 0, self._options(self.split_part), repeat=False, factory=self))
 
     def as_file_store(self) -> FileStore[Any]:
         return WebdatasetFileStore(self.path.storage_path.url)
 
-    def config(self) -> dict[str, Any]:
-        """Returns what the factory does, as plain values."""
-        return {
-            "type": type(self).__qualname__,
-            "training": self.training,
-            "_path": str(self.path),
-            "split_part": self.split_part,
-            "shuffle_over_epochs": self.shuffle_over_epochs,
-            "parallel_shard_iters": self.parallel_shard_iters,
-            "max_samples_per_sequence": self.max_samples_per_sequence,
-            "subset": None if self.subset is None else self.subset.config(),
-        }
+    def _own_config(self) -> dict[str, Any]:
+        return {**super()._own_config(), "split_part": self.split_part}
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(path={self.path})"

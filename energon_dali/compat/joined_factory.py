@@ -6,20 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from energon_dali.build.factory_join import FactoryColumn, open_factory_join
-from energon_dali.build.options import DatasetOptions
 from energon_dali.cache import FileStore
 from energon_dali.compat.epath import EPath
-from energon_dali.compat.factories import BaseCoreDatasetFactory, BaseWebdatasetFactory
+from energon_dali.compat.factories import BaseWebdatasetFactory, OwnDatasetFactory
 from energon_dali.compat.structs import DatasetSubset
-from energon_dali.datasets.source import SourceDataset
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples import Sample
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.worker_config import WorkerConfig
 
 
-class JoinedWebdatasetFactory(BaseCoreDatasetFactory[Any]):
+class JoinedWebdatasetFactory(OwnDatasetFactory[Any]):
     """Several datasets, joined by a join index, which `energon-dali prepare` makes of a metadataset with `join`.
 
     Args:
@@ -100,14 +97,6 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[Any]):
 
     def build(self, worker_rotation_offset: int = 0) -> Any:
         split_part = self.inner_datasets[0].split_part
-        options = DatasetOptions.of_call(
-            None,
-            self.worker_config,
-            {"parallel_shard_iters": self.parallel_shard_iters},
-            split_part=split_part,
-            training=self.training,
-            max_samples_per_sequence=self.max_samples_per_sequence,
-        )
         columns = [
             FactoryColumn(
                 inner,
@@ -116,30 +105,16 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[Any]):
             )
             for inner in self.inner_datasets
         ]
-        reference = SourceReference(
-            self.join_index.storage_path.url,
-            split_part,
-            {},
-            shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
-            subset=None if self.subset is None else self.subset.to_subset(),
+        reference, options = self._reference(self.join_index, split_part), self._options(split_part)
+        return self._opened(
+            open_factory_join(columns, self._sample_joiner, self.inner_dataset_keys, reference, options)
         )
-        source = open_factory_join(columns, self._sample_joiner, self.inner_dataset_keys, reference, options)
-        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
 
     def as_file_store(self) -> FileStore[Any]:
         raise NotImplementedError("A join is not a store of files. Use the factories in inner_datasets.")
 
-    def config(self) -> dict[str, Any]:
-        """Returns what the factory does, as plain values."""
-        return {
-            "type": type(self).__qualname__,
-            "joined_datasets": [inner.config() for inner in self.inner_datasets],
-            "training": self.training,
-            "shuffle_over_epochs": self.shuffle_over_epochs,
-            "parallel_shard_iters": self.parallel_shard_iters,
-            "max_samples_per_sequence": self.max_samples_per_sequence,
-            "subset": None if self.subset is None else self.subset.config(),
-        }
+    def _own_config(self) -> dict[str, Any]:
+        return {"joined_datasets": [inner.config() for inner in self.inner_datasets]}
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(paths={self.paths})"

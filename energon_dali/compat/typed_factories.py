@@ -5,32 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from energon_dali.build.options import DatasetOptions
+from energon_dali import samples
 from energon_dali.build.source import open_source
 from energon_dali.cache import FileStore, JsonlFileStore
 from energon_dali.compat.deprecation import warn_deprecated
 from energon_dali.compat.epath import EPath
-from energon_dali.compat.factories import BaseCoreDatasetFactory, DefaultDecoderWebdatasetFactory
+from energon_dali.compat.factories import DefaultDecoderWebdatasetFactory, OwnDatasetFactory
 from energon_dali.compat.preparation import JsonlPreparator
 from energon_dali.compat.structs import DatasetSubset
-from energon_dali.datasets.source import SourceDataset
 from energon_dali.errors import ConfigError
-from energon_dali.metadataset.reference import SourceReference
-from energon_dali.samples import (
-    CaptioningSample,
-    CrudeSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    SimilarityInterleavedSample,
-    TextSample,
-    VidQASample,
-    VQAOCRSample,
-    VQASample,
-)
+from energon_dali.samples import CrudeSample
 from energon_dali.shards.jsonl import JsonlFile
+from energon_dali.shards.meta.dataset_config import TYPED_FACTORIES
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -84,73 +70,19 @@ class _TypedWebdataset(DefaultDecoderWebdatasetFactory[Any]):
         super().__init__(path, **kwargs)
 
 
-class CaptioningWebdataset(_TypedWebdataset):
-    """Makes samples of CaptioningSample; deprecated."""
-
-    __sample_type__ = CaptioningSample
-
-
-class ImageWebdataset(_TypedWebdataset):
-    """Makes samples of ImageSample; deprecated."""
-
-    __sample_type__ = ImageSample
-
-
-class ImageClassificationWebdataset(_TypedWebdataset):
-    """Makes samples of ImageClassificationSample; deprecated."""
-
-    __sample_type__ = ImageClassificationSample
+for _name, _sample_type in TYPED_FACTORIES.items():
+    globals()[_name] = type(
+        _name,
+        (_TypedWebdataset,),
+        {
+            "__module__": __name__,
+            "__doc__": f"Makes samples of {_sample_type}; deprecated.",
+            "__sample_type__": getattr(samples, _sample_type),
+        },
+    )
 
 
-class InterleavedWebdataset(_TypedWebdataset):
-    """Makes samples of InterleavedSample; deprecated."""
-
-    __sample_type__ = InterleavedSample
-
-
-class MultiChoiceVQAWebdataset(_TypedWebdataset):
-    """Makes samples of MultiChoiceVQASample; deprecated."""
-
-    __sample_type__ = MultiChoiceVQASample
-
-
-class OCRWebdataset(_TypedWebdataset):
-    """Makes samples of OCRSample; deprecated."""
-
-    __sample_type__ = OCRSample
-
-
-class SimilarityInterleavedWebdataset(_TypedWebdataset):
-    """Makes samples of SimilarityInterleavedSample; deprecated."""
-
-    __sample_type__ = SimilarityInterleavedSample
-
-
-class TextWebdataset(_TypedWebdataset):
-    """Makes samples of TextSample; deprecated."""
-
-    __sample_type__ = TextSample
-
-
-class VidQAWebdataset(_TypedWebdataset):
-    """Makes samples of VidQASample; deprecated."""
-
-    __sample_type__ = VidQASample
-
-
-class VQAWebdataset(_TypedWebdataset):
-    """Makes samples of VQASample; deprecated."""
-
-    __sample_type__ = VQASample
-
-
-class VQAOCRWebdataset(_TypedWebdataset):
-    """Makes samples of VQAOCRSample; deprecated."""
-
-    __sample_type__ = VQAOCRSample
-
-
-class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample], JsonlPreparator):
+class CrudeJsonlDatasetFactory(OwnDatasetFactory[CrudeSample], JsonlPreparator):
     """A JSONL file: each line is a crude sample with the part `json`.
 
     Args:
@@ -200,38 +132,10 @@ class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample], JsonlPrepara
         return self._num_samples
 
     def build(self, worker_rotation_offset: int = 0) -> Any:
-        options = DatasetOptions.of_call(
-            None,
-            self.worker_config,
-            {"parallel_shard_iters": self.parallel_shard_iters},
-            split_part="train",
-            training=self.training,
-            max_samples_per_sequence=self.max_samples_per_sequence,
-        )
-        reference = SourceReference(
-            self.path.storage_path.url,
-            "train",
-            dict(self.subflavors),
-            shuffle_over_epochs_multiplier=self.shuffle_over_epochs,
-            subset=None if self.subset is None else self.subset.to_subset(),
-        )
-        source = open_source(reference, 0, options, repeat=False)
-        return SourceDataset(source.plan, [source], worker_config=self.worker_config)
+        return self._opened(open_source(self._reference(self.path, "train"), 0, self._options("train"), repeat=False))
 
     def as_file_store(self) -> FileStore[Any]:
         return JsonlFileStore(self.path.storage_path.url)
-
-    def config(self) -> dict[str, Any]:
-        """Returns what the factory does, as plain values."""
-        return {
-            "type": type(self).__qualname__,
-            "training": self.training,
-            "_path": str(self.path),
-            "shuffle_over_epochs": self.shuffle_over_epochs,
-            "parallel_shard_iters": self.parallel_shard_iters,
-            "max_samples_per_sequence": self.max_samples_per_sequence,
-            "subset": None if self.subset is None else self.subset.config(),
-        }
 
 
 class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
