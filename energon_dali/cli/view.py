@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 
@@ -20,13 +22,8 @@ def view(
     path: str,
     port: int,
     opens: bool,
-    encoder: str,
-    split_part: str,
     batch_size: int,
-    packing_buffer_size: int | None,
-    dataset_config: str | None,
-    split_config: str | None,
-    trust_dataset_code: bool,
+    **given: Any,
 ) -> None:
     """Show the dataset, the metadataset (.yaml), or the .jsonl file at PATH as a page in your browser.
 
@@ -34,19 +31,11 @@ def view(
     changed.
     """
     _require_packages()
+    from energon_dali.view.options import ViewOptions
     from energon_dali.view.server import serve
-    from energon_dali.view.site import Site, ViewOptions
+    from energon_dali.view.site import Site
 
-    options = ViewOptions(
-        path,
-        encoder=encoder,
-        split_part=split_part,
-        batch_size=batch_size or None,
-        packing_buffer_size=packing_buffer_size,
-        trust_dataset_code=trust_dataset_code,
-        dataset_config=dataset_config,
-        split_config=split_config,
-    )
+    options = ViewOptions(path, batch_size=batch_size or None, **given)
     serve(Site(options), port, lambda address: _announce(address, opens))
 
 

@@ -8,8 +8,9 @@ from collections import OrderedDict
 from dataclasses import asdict
 from typing import Any
 
-from energon_dali.view.encoder_session import EncoderOptions
+from energon_dali.view.encoder_session import answer_views
 from energon_dali.view.line_process import LineProcess, ProcessEndedError
+from energon_dali.view.options import ViewOptions
 
 REQUEST_SECONDS = 120.0
 """Longest time for a sample or a batch; the first one includes loading the encoder."""
@@ -29,11 +30,11 @@ class EncodedViews:
         request_seconds: Longest time for a sample or a batch.
     """
 
-    def __init__(self, options: EncoderOptions, *, request_seconds: float = REQUEST_SECONDS) -> None:
+    def __init__(self, options: ViewOptions, *, request_seconds: float = REQUEST_SECONDS) -> None:
         self.options = options
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
-        self._process = LineProcess("energon_dali.view.encoder_process", asdict(options))
+        self._process = LineProcess(answer_views, asdict(options))
         self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._images: dict[str, list[bytes]] = {}
         self._kept = threading.Lock()
@@ -87,7 +88,10 @@ class EncodedViews:
                 known = self._views.get(name)
             if known is not None:
                 return known
-            found = self._ask(request)
+            try:
+                found: dict[str, Any] = self._process.ask(request, self._request_seconds)
+            except ProcessEndedError as error:
+                found = {"elements": [], "error": f"The encoder {error}.", "trace": "", "note": ""}
             images: list[bytes] = []
             for element in found["elements"]:
                 for field in element["fields"]:
@@ -104,14 +108,3 @@ class EncodedViews:
                     self._images.pop(oldest)
                     self._views.pop(oldest, None)
             return found
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = self._process.ask(request, self._request_seconds)
-        except ProcessEndedError as error:
-            return _failure(f"The encoder {error}.")
-        return found
-
-
-def _failure(error: str) -> dict[str, Any]:
-    return {"elements": [], "error": error, "trace": "", "note": ""}

@@ -27,34 +27,13 @@ from energon_dali.plan import Slices
 from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.task_encoder import TaskEncoder, overridden
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
+from energon_dali.view.options import ViewOptions
 from energon_dali.view.pixels import Normalisation
 from energon_dali.worker_config import WorkerConfig
 
 MAX_ELEMENTS = 8
 """Encoded samples that are shown of one sample, if hooks make several of it."""
 _TOKENIZERS = ("tokenizer", "text_tokenizer", "processor.tokenizer", "processor", "tok")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderOptions:
-    """What is encoded, and how; plain values."""
-
-    path: str
-    """A prepared folder, a `.jsonl` file, or a metadataset."""
-    encoder: str
-    """`MODULE:CLASS` of the task encoder; a function or an instance is taken too."""
-    split_part: str = "train"
-    """Part of the split, for the batch."""
-    batch_size: int | None = 4
-    """Samples per batch; None batches only if the encoder groups samples itself."""
-    packing_buffer_size: int | None = None
-    """Number of samples from which the encoder chooses packs; None packs nothing."""
-    dataset_config: str | None = None
-    """Name of dataset.yaml; only for a folder."""
-    split_config: str | None = None
-    """Name of the split file; only for a folder."""
-    trust_dataset_code: bool = False
-    """Let code and pickled parts of the dataset run."""
 
 
 @dataclass(slots=True)
@@ -140,7 +119,7 @@ class EncoderSession:
         ConfigError: The encoder cannot be used.
     """
 
-    def __init__(self, options: EncoderOptions) -> None:
+    def __init__(self, options: ViewOptions) -> None:
         self.options = options
         self.encoder = load_encoder(options.encoder)
         self._describer = FieldDescriber(find_token_text(self.encoder), find_normalisation(self.encoder))
@@ -337,3 +316,41 @@ def find_normalisation(encoder: TaskEncoder[Any, Any, Any, Any]) -> Normalisatio
         if isinstance(operation, Normalize):
             return operation.mean, operation.std
     return None
+
+
+def answer_views(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Returns what answers requests, in the process that runs the user's task encoder.
+
+    In a process of its own, an encoder can neither block nor end the server of the page, whatever it does. An encoder
+    that cannot be made is tried again with each request.
+
+    Args:
+        options: Fields of ViewOptions. A request is {"what": "batch"}, or {"what": "sample", "path": ..., "index": ...,
+            "split_part": ...}.
+    """
+    session: EncoderSession | None = None
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        nonlocal session
+        try:
+            session = session or EncoderSession(ViewOptions(**options))
+            view = _asked(session, request)
+        except EnergonDaliError as error:
+            cause = error.__cause__
+            trace = "" if cause is None else "".join(traceback.format_exception(cause))
+            view = EncodedView(error=str(error), trace=trace)
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            trace = "".join(traceback.format_exception(error))
+            view = EncodedView(error=f"{type(error).__name__}: {error}", trace=trace)
+        return view.as_dict()
+
+    return answer
+
+
+def _asked(session: EncoderSession, request: dict[str, Any]) -> EncodedView:
+    try:
+        if request["what"] == "batch":
+            return session.batch()
+        return session.sample(request["path"], request["index"], request["split_part"])
+    except (EnergonDaliError, OSError) as error:
+        return EncodedView(error=f"{type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import selectors
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,22 +20,35 @@ _LOOK_SECONDS = 0.2
 
 
 class ProcessEndedError(Exception):
-    """The process ended, or was ended because it took too long; the message says how. The next request starts it."""
+    """The process ended, or was ended because it took too long; the message says how. The next request starts it.
+
+    Args:
+        message: What happened, after the name of what the process does.
+        end: How the process ended, such as "with SIGSEGV"; "" if it was ended.
+    """
+
+    def __init__(self, message: str, end: str = "") -> None:
+        super().__init__(message)
+        self.end = end
 
 
 class LineProcess:
-    """Starts `python -m MODULE` when it is first asked, and again after it ended.
+    """Starts a Python process when it is first asked, and again after it ended.
 
     One thread at a time may ask; any thread may call `interrupt` and `close`.
 
     Args:
-        module: The module, which calls `answer_lines`.
-        first: The first line that it is given, as plain values.
+        make: A function of a module: called in the process with `first`, it returns what answers a request.
+        first: Plain values.
+        environment: Variables of the process, besides those of this one.
     """
 
-    def __init__(self, module: str, first: Any) -> None:
-        self._module = module
+    def __init__(
+        self, make: Callable[[Any], Callable[[Any], Any]], first: Any, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._make = f"{make.__module__}:{make.__qualname__}"
         self._first = first
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -68,7 +82,8 @@ class LineProcess:
             self.end()
             raise
         if not line:
-            raise ProcessEndedError(f"ended its process {self.end()}")
+            end = self.end()
+            raise ProcessEndedError(f"ended its process {end}", end)
         return json.loads(line)
 
     def _begin(self) -> subprocess.Popen[bytes]:
@@ -77,10 +92,10 @@ class LineProcess:
             if self._closed:
                 raise ProcessEndedError("was ended with the page")
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                [sys.executable, "-m", __name__, self._make],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **self._environment},
             )
         assert process.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError):  # noticed when the answer is read
@@ -151,21 +166,26 @@ def how_it_ended(code: int) -> str:
         return f"with signal {-code}"
 
 
-def answer_lines(answer: Callable[[Iterable[str], Callable[[str], object]], None]) -> None:
-    """Runs in the process: lets a function answer until standard input is closed.
+def main(name: str) -> None:
+    """Runs in the process: answers requests until standard input is closed.
 
     What decoders and other code print goes to standard error, and is not taken for an answer. Ctrl-C, which a terminal
     sends to all processes of the command, is left to the page, which then ends this one.
 
     Args:
-        answer: Takes the lines, and what writes an answer.
+        name: `MODULE:FUNCTION` of what makes the answers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    module, _, function = name.partition(":")
+    make, values = getattr(importlib.import_module(module), function), map(json.loads, sys.stdin)
+    for first in values:
+        answer = make(first)
+        for request in values:
+            channel.write(json.dumps(answer(request)) + "\n")
+            channel.flush()
 
-    def write(line: str) -> None:
-        channel.write(line)
-        channel.flush()
 
-    answer(sys.stdin, write)
+if __name__ == "__main__":
+    main(sys.argv[1])

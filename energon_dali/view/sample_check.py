@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from energon_dali.errors import DatasetError
-from energon_dali.view.check_process import from_plain
+from energon_dali.errors import DatasetError, EnergonDaliError
 from energon_dali.view.line_process import LineProcess, ProcessEndedError
-from energon_dali.view.sample_facts import SampleFacts
-from energon_dali.view.scan_source import ScanSource
+from energon_dali.view.sample_facts import PartFacts, SampleFacts, examine_samples
+from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
 CHECK_SECONDS = 60.0
 """Longest time for one sample."""
@@ -27,7 +28,7 @@ class SampleCheck:
     """
 
     def __init__(self, sources: Sequence[ScanSource], *, seconds: float = CHECK_SECONDS) -> None:
-        self._process = LineProcess("energon_dali.view.check_process", [asdict(source) for source in sources])
+        self._process = LineProcess(answer_checks, [asdict(source) for source in sources])
         self._seconds = seconds
         self._lock = threading.Lock()
         self._facts: OrderedDict[tuple[int, int], SampleFacts] = OrderedDict()
@@ -64,3 +65,41 @@ class SampleCheck:
         self._process.close()
         with self._lock:
             self._process.end()
+
+
+def answer_checks(datasets: list[dict[str, Any]]) -> Callable[[list[int]], dict[str, Any]]:
+    """Returns what answers the requests of a check, in its process: {"facts": ...} or {"error": ...}.
+
+    Args:
+        datasets: Fields of the ScanSource of each dataset. A request is [number of a dataset, index].
+    """
+    opened: dict[int, OpenedScanSource] = {}
+
+    def answer(request: list[int]) -> dict[str, Any]:
+        number, index = request
+        try:
+            if number not in opened:
+                opened[number] = ScanSource(**datasets[number]).open()
+            (facts,) = examine_samples(opened[number], index, index + 1)
+            return {"facts": to_plain(facts)}
+        except (EnergonDaliError, OSError) as error:
+            return {"error": str(error)}
+
+    return answer
+
+
+def to_plain(facts: SampleFacts) -> dict[str, Any]:
+    """Returns facts as plain values, without the text of the sample."""
+    values = {**asdict(facts), "text": ""}
+    for part in values["parts"]:
+        part["digest"] = None if part["digest"] is None else base64.b64encode(part["digest"]).decode()
+    return values
+
+
+def from_plain(values: dict[str, Any]) -> SampleFacts:
+    """Returns the facts that `to_plain` made plain."""
+    parts = [
+        PartFacts(**{**part, "digest": None if part["digest"] is None else base64.b64decode(part["digest"])})
+        for part in values["parts"]
+    ]
+    return SampleFacts(**{**values, "parts": parts})

@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from energon_dali.errors import ConfigError, EnergonDaliError
-from energon_dali.view.line_process import how_it_ended
+from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
+from energon_dali.view.line_process import LineProcess, ProcessEndedError
 from energon_dali.view.scan_filter import SampleFilter
-from energon_dali.view.scan_process import ScanJob, ScanTask
-from energon_dali.view.scan_results import ScanFailure, ScanMatches, ScanProgress
+from energon_dali.view.scan_process import answer_scans
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.scan_store import ScanStore, remove_old_scans, scan_folder
+from energon_dali.view.scan_store import BLOCK, ScanStore, remove_old_scans, scan_folder
 
 MAX_CRASHES = 100
-"""Samples whose decoding may end a process before the scan gives up."""
+"""Times that decoding may end a process before the scan gives up."""
 
 _END_SECONDS = 5.0
 """How long a cancelled scan may take to end: its processes are killed."""
 _MOST = 1 << 62
 """SQLite takes integers of 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanProgress:
+    """How far a scan is."""
+
+    scanned: int
+    """Number of samples that are stored."""
+    total: int
+    """Number of samples of the datasets."""
+    running: bool
+    """Whether it goes on."""
+    error: str = ""
+    """Why it ended before the end; "" if it did not."""
+
+    @property
+    def share(self) -> float:
+        """Share that was scanned, 0 to 1."""
+        return self.scanned / self.total if self.total else 1.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample is stored."""
+        return self.scanned >= self.total
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFailure:
+    """A sample that fails to decode."""
+
+    index: int
+    """Index in the whole dataset."""
+    shard: str
+    """Name of its shard."""
+    key: str
+    """Its key."""
+    stage: str
+    """"read", "load" or "decode"."""
+    reason: str
+    """Why, in one line, as a loader would say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanMatches:
+    """Some of the samples that meet a filter."""
+
+    indices: list[int]
+    """Indices in the whole dataset, ascending."""
+    share: float
+    """Share of the dataset that was scanned, 0 to 1: samples that were not are missing here."""
 
 
 class Scan:
@@ -57,7 +103,7 @@ class Scan:
         self._lock = threading.Lock()
         self._stores: dict[int, ScanStore] = {}
         self._totals: dict[int, int] = {}
-        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._processes: list[LineProcess] = []
         self._thread: threading.Thread | None = None
         self._cancelled = threading.Event()
         self._error = ""
@@ -71,6 +117,7 @@ class Scan:
                 return
             self._error = ""
             self._cancelled.clear()
+            self._processes.clear()
             self._thread = threading.Thread(target=self._run, name="energon_dali.view.scan", daemon=True)
             self._thread.start()
 
@@ -79,8 +126,10 @@ class Scan:
 
         Processes that code of the dataset forked may stay, and keep the scan's threads waiting: they are left behind.
         """
-        self._cancelled.set()
-        self._end_processes()
+        with self._lock:
+            self._cancelled.set()
+            for process in self._processes:
+                process.close()  # SQLite rolls back what is not committed
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_SECONDS)
@@ -119,7 +168,7 @@ class Scan:
     def _run(self) -> None:
         try:
             remove_old_scans(self.folder)
-            tasks = []
+            tasks: list[tuple[dict[str, object], str]] = []
             for number, source in enumerate(self.sources):
                 store = self.store(number, again=True)
                 total, note = self._total(number), ""
@@ -128,9 +177,10 @@ class Scan:
                     note = opened.note
                     opened.close()
                 store.create({"path": source.path, "num_samples": total, **({"note": note} if note else {})})
-                tasks.append(ScanTask(asdict(source), store.path.stem))
+                tasks.append((asdict(source), store.path.stem))
+            job = (str(self.folder), tasks)
             shares = range(self.num_processes)
-            threads = [threading.Thread(target=self._run_share, args=(tasks, share), daemon=True) for share in shares]
+            threads = [threading.Thread(target=self._run_share, args=(job, share), daemon=True) for share in shares]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -138,73 +188,50 @@ class Scan:
         except (EnergonDaliError, OSError) as error:
             self._error = str(error)
 
-    def _run_share(self, tasks: list[ScanTask], share: int) -> None:
-        """Runs the processes of a share: another one after each that a decoder ended."""
-        careful: dict[int, set[int]] = {}
-        try:
-            for _ in range(MAX_CRASHES):
-                chosen = [
-                    ScanTask(task.source, task.identity, tuple(careful.get(number, ())))
-                    for number, task in enumerate(tasks)
-                ]
-                job = ScanJob(str(self.folder), chosen, share, self.num_processes)
-                code, last = self._run_process(job)
-                if code == 0 or self._cancelled.is_set() or self._error:
-                    return
-                reason = f"Decoding it ended the process {how_it_ended(code)}"
-                if not last:
-                    self._error = f"The scan ended: a process ended {how_it_ended(code)} before it began."
-                    return
-                kind, number, place = last
-                if kind == "block":
-                    careful.setdefault(number, set()).add(place)
-                else:
-                    self.store(number).record_crash(place, reason)
-            self._error = f"The scan ended: decoding ended {MAX_CRASHES} processes."
-        except (EnergonDaliError, OSError) as error:
-            self._error = str(error)
-
-    def _run_process(self, job: ScanJob) -> tuple[int, list[Any]]:
-        """Runs one process to its end; returns (its exit status, what it began last)."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    def _run_share(self, job: tuple[str, object], share: int) -> None:
+        """Has a process scan the blocks of a share. In a block in which it ends, it examines the samples one by one."""
+        process = LineProcess(answer_scans, job, {"OMP_NUM_THREADS": "1"})
         with self._lock:
             if self._cancelled.is_set():
-                return 0, []
-            process = subprocess.Popen(
-                [sys.executable, "-m", "energon_dali.view.scan_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                env=environment,
-            )
-            self._processes[job.share] = process
-        last: list[Any] = []
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
-        try:
-            process.stdin.write(job.to_json() + "\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                words = json.loads(line)
-                if words[0] == "error":
-                    self._error = str(words[1])
-                else:
-                    last = words
-        except (BrokenPipeError, ValueError):  # it ended, perhaps within a line
-            pass
-        finally:
-            code = process.wait()
-            process.stdout.close()
-            with self._lock:
-                self._processes.pop(job.share, None)
-                _close_quietly(process)
-        return code, last
+                return
+            self._processes.append(process)
+        ends = 0
 
-    def _end_processes(self) -> None:
-        with self._lock:
-            for process in self._processes.values():
-                process.kill()  # SQLite rolls back what is not committed
+        def ended_by(*request: object) -> str:
+            """Returns how a request ended the process, such as "with SIGSEGV"; "" if it did not."""
+            nonlocal ends
+            try:
+                error = process.ask(request, math.inf)
+            except ProcessEndedError as ended:
+                ends += 1
+                if self._cancelled.is_set():
+                    raise
+                if ends == MAX_CRASHES:
+                    raise StorageError(f"The scan ended: decoding ended {MAX_CRASHES} processes.") from ended
+                return ended.end
+            if error:
+                raise StorageError(error)
+            return ""
+
+        try:
+            process.ask(["begin"], math.inf)
+            for number in range(len(self.sources)):
+                store, total = self.store(number), self._total(number)
+                done = store.done_blocks()
+                for block in range(share, -(-total // BLOCK), self.num_processes):
+                    while block not in done and ended_by("scan", number, block):
+                        for index in range(block * BLOCK, min((block + 1) * BLOCK, total)):
+                            end = ended_by("examine", number, index)
+                            if end:
+                                store.record_crash(index, f"Decoding it ended the process {end}")
+        except ProcessEndedError as error:
+            if not self._cancelled.is_set():
+                self._error = f"The scan ended: a process ended {error.end} before it began."
+        except (EnergonDaliError, OSError) as error:
+            self._error = str(error)
+        finally:
+            process.close()
+            process.end()
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
@@ -348,11 +375,3 @@ class Scan:
 
     def __repr__(self) -> str:
         return f"Scan({len(self.sources)} datasets, {self.folder})"
-
-
-def _close_quietly(process: subprocess.Popen[str]) -> None:
-    try:
-        if process.stdin is not None:
-            process.stdin.close()
-    except BrokenPipeError:
-        pass

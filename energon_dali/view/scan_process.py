@@ -1,19 +1,11 @@
-"""The process that scans: `python -m energon_dali.view.scan_process`, started by `Scan`.
-
-It reads one line of JSON, its job, and ends when its standard input is closed: with the process that started it, or
-when that cancels the scan. It prints one line when it begins a block, and where it is asked to, before each sample, so
-that its parent knows what a decoder was working on that ended the process.
-"""
+"""What a process that scans does: it examines a block of samples for each request, and stores what it finds."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import sys
+import select
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,125 +17,108 @@ from energon_dali.view.scan_store import BLOCK, ScanStore
 _NICENESS = 10
 
 
-@dataclass(frozen=True)
-class ScanTask:
-    """One dataset of a job."""
-
-    source: dict[str, Any]
-    """Fields of its ScanSource."""
-    identity: str
-    """Its identity."""
-    careful: tuple[int, ...] = ()
-    """Blocks in which a process ended: each of their samples is announced."""
-
-
-@dataclass(frozen=True)
-class ScanJob:
-    """What one process scans."""
-
-    folder: str
-    """The folder of scans."""
-    tasks: list[ScanTask]
-    """The datasets."""
-    share: int = 0
-    """It takes the blocks whose number leaves this remainder when divided by `shares`."""
-    shares: int = 1
-    """Number of processes."""
-
-    def to_json(self) -> str:
-        """Returns the job as one line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> ScanJob:
-        """Returns the job of a line."""
-        values = json.loads(line)
-        tasks = [ScanTask(task["source"], task["identity"], tuple(task["careful"])) for task in values.pop("tasks")]
-        return cls(tasks=tasks, **values)
-
-
-def run_job(job: ScanJob, tell: Callable[..., None]) -> None:
-    """Scans what is missing of the datasets of a job.
+class BlockScanner:
+    """Scans blocks of datasets.
 
     Args:
-        job: The job.
-        tell: Called with ("block", number of the task, number of the block) and ("sample", number of the task, index).
-
-    Raises:
-        DatasetError: A dataset cannot be opened.
-        StorageError: A file cannot be read or written.
+        folder: The folder of scans.
+        tasks: Of each dataset, the fields of its ScanSource and its identity.
     """
-    for number, task in enumerate(job.tasks):
-        store = ScanStore(Path(job.folder), task.identity)
-        opened = ScanSource(**task.source).open()
-        try:
-            done, crashes = store.done_blocks(), store.crashes()
-            for block in range(job.share, -(-opened.num_samples // BLOCK), job.shares):
-                if block not in done:
-                    tell("block", number, block)
-                    each = (
-                        (lambda index, number=number: tell("sample", number, index)) if block in task.careful else None
-                    )
-                    store.write_block(block, examine_block(opened, block, crashes, each))
-        finally:
-            opened.close()
+
+    def __init__(self, folder: str, tasks: list[tuple[dict[str, Any], str]]) -> None:
+        self._folder = Path(folder)
+        self._tasks = tasks
+        self._number = -1
+        self._opened: OpenedScanSource | None = None
+
+    def scan(self, number: int, block: int) -> None:
+        """Examines the samples of a block together, and stores what is found.
+
+        Args:
+            number: Number of the dataset.
+            block: Number of the block.
+
+        Raises:
+            DatasetError: The dataset cannot be opened.
+            StorageError: A file cannot be read or written.
+        """
+        opened, store = self._open(number), self._store(number)
+        store.write_block(block, examine_block(opened, block, store.crashes()))
+
+    def examine(self, number: int, index: int) -> None:
+        """Examines one sample, unless it once ended a process, to see whether it ends this one.
+
+        Args:
+            number: Number of the dataset.
+            index: Index of the sample.
+
+        Raises:
+            DatasetError: The dataset cannot be opened.
+            StorageError: A file cannot be read.
+        """
+        opened = self._open(number)
+        if index not in self._store(number).crashes():
+            list(examine_samples(opened, index, index + 1))
+
+    def _store(self, number: int) -> ScanStore:
+        return ScanStore(self._folder, self._tasks[number][1])
+
+    def _open(self, number: int) -> OpenedScanSource:
+        if self._opened is None or number != self._number:
+            if self._opened is not None:
+                self._opened.close()
+            self._number, self._opened = number, ScanSource(**self._tasks[number][0]).open()
+        return self._opened
 
 
-def examine_block(
-    opened: OpenedScanSource, block: int, crashes: dict[int, str], before: Callable[[int], None] | None = None
-) -> list[SampleFacts]:
+def examine_block(opened: OpenedScanSource, block: int, crashes: dict[int, str]) -> list[SampleFacts]:
     """Returns the facts of the samples of a block.
 
     Args:
         opened: The dataset.
         block: Number of the block.
         crashes: Reasons of the samples that must not be examined again.
-        before: Called with the index of each sample before it is examined; None examines them together.
     """
     indices = range(block * BLOCK, min((block + 1) * BLOCK, opened.num_samples))
-    if before is None and not any(index in crashes for index in indices):
+    if not any(index in crashes for index in indices):
         return list(examine_samples(opened, indices.start, indices.stop))
     found = []
     for index in indices:
         if index in crashes:
             shard, key = opened.reader.name(*opened.reader.locate(index))
             found.append(SampleFacts(index, key, shard, stage="decode", reason=crashes[index]))
-            continue
-        if before is not None:
-            before(index)
-        found += examine_samples(opened, index, index + 1)
+        else:
+            found += examine_samples(opened, index, index + 1)
     return found
 
 
-def main() -> None:
-    """Runs the job on standard input."""
-    # Whatever a decoder or the dataset's code prints must not reach the parent as an announcement.
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    line = sys.stdin.readline()
-    if not line:
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the page, which ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def answer_scans(job: list[Any]) -> Callable[[list[Any]], str]:
+    """Returns what answers the requests of a scan, in its process, which ends with the one that started it.
+
+    A request is ["begin"], ["scan", number of the dataset, block] or ["examine", number of the dataset, index]. The
+    answer is "", or why the scan cannot go on.
+
+    Args:
+        job: Arguments of BlockScanner.
+    """
+    scanner = BlockScanner(*job)
     os.nice(_NICENESS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def tell(*words: object) -> None:
-        channel.write(json.dumps(words) + "\n")
-        channel.flush()
+    def answer(request: list[Any]) -> str:
+        try:
+            if request[0] != "begin":
+                getattr(scanner, request[0])(*request[1:])
+        except (EnergonDaliError, OSError) as error:
+            return str(error)
+        return ""
 
-    try:
-        run_job(ScanJob.from_json(line), tell)
-    except BrokenPipeError:  # the parent ended
-        sys.exit(1)
-    except (EnergonDaliError, OSError) as error:
-        tell("error", str(error))
-        sys.exit(1)
+    return answer
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
+    """Ends the process when its standard input is closed, whatever it decodes."""
+    poll = select.poll()
+    poll.register(0, 0)  # which waits for the other end alone
+    poll.poll()
     os._exit(0)  # the transaction that is open is rolled back
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.view.catalog import Catalog, CatalogEntry
 from energon_dali.view.dataset import Rows, ViewedDataset
 from energon_dali.view.index_search import index_answers
+from energon_dali.view.options import ViewOptions
 from energon_dali.view.query import GridQuery
 from energon_dali.view.sample_check import SampleCheck
 from energon_dali.view.scan import Scan
@@ -28,35 +29,12 @@ STATIC = Path(__file__).parent / "static"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-@dataclass(frozen=True, slots=True)
-class ViewOptions:
-    """Options of the command."""
-
-    path: str
-    """A prepared folder, a `.jsonl` file, or a metadataset (`.yaml`)."""
-    encoder: str = ""
-    """`MODULE:CLASS` of a task encoder; "" shows no encoded samples."""
-    split_part: str = "train"
-    """Part of the split whose first batch is shown."""
-    batch_size: int | None = 4
-    """Samples of that batch; None if the encoder groups samples itself."""
-    packing_buffer_size: int | None = None
-    """Number of samples from which the encoder chooses packs; None packs nothing."""
-    trust_dataset_code: bool = False
-    """Let code and pickled parts of the dataset run."""
-    dataset_config: str | None = None
-    """Name of dataset.yaml."""
-    split_config: str | None = None
-    """Name of the split file."""
-    scan_folder: Path | None = None
-    """Folder of scans; None is that in the user's cache."""
-
-
 class Site:
     """The datasets that are shown, and what was found out about them. Thread-safe.
 
     Args:
         options: Options of the command.
+        scan_folder: Folder of scans; None is that in the user's cache.
 
     Raises:
         DatasetError: The path cannot be understood.
@@ -64,7 +42,7 @@ class Site:
         StorageError: A file cannot be read.
     """
 
-    def __init__(self, options: ViewOptions) -> None:
+    def __init__(self, options: ViewOptions, *, scan_folder: Path | None = None) -> None:
         self.options = options
         self.catalog = Catalog(options.path, dataset_config=options.dataset_config, split_config=options.split_config)
         opened = [entry for entry in self.catalog.entries if entry.dataset is not None]
@@ -74,7 +52,7 @@ class Site:
         ]
         if not sources:
             raise ConfigError(f"{options.path} names no dataset. Add one to the metadataset.")
-        self.scan = Scan(sources, folder=options.scan_folder)
+        self.scan = Scan(sources, folder=scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
         self.encoded = self._open_encoder()
@@ -92,26 +70,14 @@ class Site:
         self.templates.filters |= {"bytes": format_bytes, "number": format_number, "percent": format_percent}
 
     def _open_encoder(self) -> EncodedViews | None:
-        options = self.options
-        if not options.encoder:
+        if not self.options.encoder:
             return None
         # Imported here: torch, which the loader brings, takes longer than all of the page.
         from energon_dali.view.encoded import EncodedViews
-        from energon_dali.view.encoder_session import EncoderOptions, load_encoder
+        from energon_dali.view.encoder_session import load_encoder
 
-        load_encoder(options.encoder)  # raises for a mistake now, and not on the page
-        return EncodedViews(
-            EncoderOptions(
-                path=self.catalog.path,
-                encoder=options.encoder,
-                split_part=options.split_part,
-                batch_size=options.batch_size,
-                packing_buffer_size=options.packing_buffer_size,
-                dataset_config=options.dataset_config,
-                split_config=options.split_config,
-                trust_dataset_code=options.trust_dataset_code,
-            )
-        )
+        load_encoder(self.options.encoder)  # raises for a mistake now, and not on the page
+        return EncodedViews(replace(self.options, path=self.catalog.path))
 
     def scan_number(self, entry: CatalogEntry) -> int:
         """Returns the number that the scan has for a dataset."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.view.guard import Guard
+from energon_dali.view.options import ViewOptions
 from energon_dali.view.server import HOST, listen, make_server
-from energon_dali.view.site import Site, ViewOptions
+from energon_dali.view.site import Site
 
 TOKEN = "token-of-the-tests"
 
@@ -76,7 +77,7 @@ class PageServer:
 @contextmanager
 def serving(path: Path | str, scans: Path, **options: Any) -> Iterator[PageServer]:
     """Serves a dataset on a free port."""
-    site = Site(ViewOptions(str(path), scan_folder=scans, **options))
+    site = Site(ViewOptions(str(path), **options), scan_folder=scans)
     server = make_server(site, TOKEN)
     with listen(0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -18,8 +18,8 @@ from PIL import Image
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.encoded_fields import FieldDescriber, to_array
-from energon_dali.view.encoder_process import answer_lines
-from energon_dali.view.encoder_session import EncoderOptions, EncoderSession
+from energon_dali.view.encoder_session import EncoderSession, answer_views
+from energon_dali.view.options import ViewOptions
 from energon_dali.view.pixels import find_images, to_uint8
 from energon_dali.view.strips import find_strips
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
@@ -42,7 +42,7 @@ def shown(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def session_of(folder: Path, encoder: str = "Captions", **options: Any) -> EncoderSession:
-    return EncoderSession(EncoderOptions(path=str(folder), encoder=f"tests.view.encoders:{encoder}", **options))
+    return EncoderSession(ViewOptions(path=str(folder), encoder=f"tests.view.encoders:{encoder}", **options))
 
 
 def test_a_sample_is_shown_as_the_model_sees_it(folder: Path) -> None:
@@ -104,12 +104,12 @@ def test_the_first_batch_and_packs_with_their_boundaries(folder: Path) -> None:
 )
 def test_a_name_that_is_no_encoder_is_explained(folder: Path, name: str, reason: str) -> None:
     with pytest.raises(Exception, match=reason):
-        EncoderSession(EncoderOptions(path=str(folder), encoder=name))
+        EncoderSession(ViewOptions(path=str(folder), encoder=name))
 
 
 @pytest.fixture(scope="module")
 def views(folder: Path) -> Iterator[EncodedViews]:
-    made = EncodedViews(EncoderOptions(path=str(folder), encoder="tests.view.encoders:Hangs"), request_seconds=100)
+    made = EncodedViews(ViewOptions(path=str(folder), encoder="tests.view.encoders:Hangs"), request_seconds=100)
     yield made
     made.close()
 
@@ -136,13 +136,11 @@ def test_an_encoder_may_end_its_process_and_take_too_long(views: EncodedViews, f
 
 
 def test_an_encoder_that_cannot_be_loaded_is_an_error_of_the_view(folder: Path) -> None:
-    options = EncoderOptions(path=str(folder), encoder="tests.view.encoders:leave")
-    answers: list[str] = []
-    answer_lines([json.dumps(asdict(options)), '{"what": "batch"}', '{"what": "batch"}'], answers.append)
-    assert [json.loads(line)["error"] for line in answers] == ["SystemExit: 3"] * 2
-    options = EncoderOptions(path="/nowhere", encoder="tests.view.encoders:Captions")
-    answer_lines([json.dumps(asdict(options)), '{"what": "batch"}'], answers.append)
-    assert "/nowhere" in json.loads(answers[-1])["error"]
+    options = ViewOptions(path=str(folder), encoder="tests.view.encoders:leave")
+    answer = answer_views(asdict(options))
+    assert [answer({"what": "batch"})["error"] for _ in range(2)] == ["SystemExit: 3"] * 2
+    options = ViewOptions(path="/nowhere", encoder="tests.view.encoders:Captions")
+    assert "/nowhere" in answer_views(asdict(options))({"what": "batch"})["error"]
 
 
 # --- arrays as images ----------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ from PIL import Image
 from energon_dali import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards import prepare_jsonl
-from energon_dali.view.scan import Scan
+from energon_dali.view.scan import Scan, ScanProgress
 from energon_dali.view.scan_filter import SampleFilter, match_expression
-from energon_dali.view.scan_process import ScanJob, ScanTask, run_job
-from energon_dali.view.scan_results import ScanProgress
+from energon_dali.view.scan_process import BlockScanner
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BLOCK, ScanStore, merge_ranges
 from tests.av.corpus import audio_file, video_file
@@ -32,7 +31,9 @@ def scan_here(path: Path, folder: Path) -> Scan:
     opened = source.open()
     store.create({"num_samples": opened.num_samples, **({"note": opened.note} if opened.note else {})})
     opened.close()
-    run_job(ScanJob(str(folder), [ScanTask(asdict(source), store.path.stem)]), lambda *_: None)
+    scanner = BlockScanner(str(folder), [(asdict(source), store.path.stem)])
+    for block in range(-(-opened.num_samples // BLOCK)):
+        scanner.scan(0, block)
     return scan
 
 

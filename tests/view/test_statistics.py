@@ -18,7 +18,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.view.charts import Chart, edge_labels, nice_edges
 from energon_dali.view.mixture import drawn_mixture
 from energon_dali.view.scan import Scan
-from energon_dali.view.scan_process import ScanJob, ScanTask, run_job
+from energon_dali.view.scan_process import BlockScanner
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.statistics import collect_statistics
 from tests.loader.dataset_folder import prepare, write_shards
@@ -45,7 +45,7 @@ def test_figures_and_charts(folder: Path, tmp_path: Path) -> None:
     scan = Scan([source], folder=tmp_path)
     assert collect_statistics(scan).as_dict()["charts"] == []
     scan.store().create({"num_samples": 10})
-    run_job(ScanJob(str(tmp_path), [ScanTask(asdict(source), scan.store().path.stem)]), lambda *_: None)
+    BlockScanner(str(tmp_path), [(asdict(source), scan.store().path.stem)]).scan(0, 0)
     found = collect_statistics(scan)
     charts = {chart.name: chart for chart in found.charts}
     assert (found.num_samples, found.share, found.num_failed, found.num_duplicates) == (10, 1.0, 1, 5)

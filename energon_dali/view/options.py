@@ -1,0 +1,27 @@
+"""What the command `energon-dali view` was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """Options of the command; plain values."""
+
+    path: str
+    """A prepared folder, a `.jsonl` file, or a metadataset (`.yaml`)."""
+    encoder: str = ""
+    """`MODULE:CLASS` of a task encoder; a function or an instance is taken too; "" shows no encoded samples."""
+    split_part: str = "train"
+    """Part of the split whose first batch is shown."""
+    batch_size: int | None = 4
+    """Samples of that batch; None batches only if the encoder groups samples itself."""
+    packing_buffer_size: int | None = None
+    """Number of samples from which the encoder chooses packs; None packs nothing."""
+    trust_dataset_code: bool = False
+    """Let code and pickled parts of the dataset run."""
+    dataset_config: str | None = None
+    """Name of dataset.yaml; only for a folder."""
+    split_config: str | None = None
+    """Name of the split file; only for a folder."""
