@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from energon_dali.errors import ConfigError
@@ -77,19 +77,7 @@ class PackOptions:
 
     def as_plain(self) -> dict[str, Any]:
         """Returns the options as values of JSON."""
-        return {
-            "kind": self.kind,
-            "max_samples": self.max_samples,
-            "max_bytes": self.max_bytes,
-            "split": [list(pair) for pair in self.split],
-            "split_seed": self.split_seed,
-            "shuffle": self.shuffle,
-            "columns": dict(sorted(self.columns.items())),
-            "metadata": None if self.metadata is None else list(self.metadata),
-            "sample_type": self.sample_type,
-            "media_root": self.media_root,
-            "allow_outside": self.allow_outside,
-        }
+        return {**asdict(self), "columns": dict(sorted(self.columns.items()))}
 
 
 def _check_split(split: tuple[tuple[str, float | str], ...]) -> None:

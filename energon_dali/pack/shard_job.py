@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from energon_dali.errors import DatasetError, DecodeError
 from energon_dali.pack.plan import RECORDS_NAME, PlannedShard
 from energon_dali.pack.reading import ReaderSpec, RecordReader
 from energon_dali.pack.record import FilePart, RangePart, Record, Skipped, SkipRecord, from_lines
-from energon_dali.pack.shard_writer import ShardWriter
 from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.index.tar_scan import OCTAL_SIZE_LIMIT, TAR_BLOCK_BYTES
 from energon_dali.shards.prepare.shard_job import CheckPart
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import sync, sync_folder, writing
@@ -29,6 +31,8 @@ UNFINISHED = "unfinished"
 PREFIX = "energon-dali-pack-"
 _STEP = 32
 """Samples between two reports of progress."""
+_MODE = 0o644
+_ZEROS = bytes(TAR_BLOCK_BYTES)
 
 OnProgress = Callable[[int, int], None]
 """Takes (samples, bytes) since the last call."""
@@ -74,6 +78,50 @@ class ShardReport:
             return cls(name, int(value["samples"]), int(value["size"]), skipped)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{name}: {error}") from error
+
+
+class ShardWriter:
+    """Writes members one after the other; time, owner and mode are the same for all.
+
+    Args:
+        file: Where to write.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.written_bytes = 0
+
+    def add(self, name: str, content: bytes) -> None:
+        """Writes a member.
+
+        Args:
+            name: Its name, KEY.PART.
+            content: Its content.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        member.mode = _MODE
+        # The same bytes where both formats can hold the name and the size, in less time.
+        is_plain = name.isascii() and len(name) <= tarfile.LENGTH_NAME and member.size < OCTAL_SIZE_LIMIT
+        form = tarfile.USTAR_FORMAT if is_plain else tarfile.PAX_FORMAT
+        header = member.tobuf(form, "utf-8", "surrogateescape")  # type: ignore[arg-type]  # typeshed wants a literal
+        padding = _ZEROS[: -len(content) % TAR_BLOCK_BYTES]
+        self._file.write(header)
+        self._file.write(content)
+        self._file.write(padding)
+        self.written_bytes += len(header) + len(content) + len(padding)
+
+    def finish(self) -> None:
+        """Writes the end of the tar.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._file.write(2 * _ZEROS)
+        self.written_bytes += 2 * len(_ZEROS)
 
 
 def report_path(out: StoragePath, shard: str) -> StoragePath:

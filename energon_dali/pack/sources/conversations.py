@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from energon_dali.errors import ConfigError
-from energon_dali.pack.files import Fingerprint, MediaFolder
 from energon_dali.pack.options import AUTO, PackOptions
-from energon_dali.pack.reading import ReaderSpec
 from energon_dali.pack.record import JsonPart, Part, Record, SkipRecord
 from energon_dali.pack.sample_types import make_dataset_config
-from energon_dali.pack.sources.lines import first_rows, read_rows
-from energon_dali.pack.sources.source import OnSkipped
-from energon_dali.pack.sources.table import key_of, look_up_media
+from energon_dali.pack.sources.lines import first_rows
+from energon_dali.pack.sources.table import RowSource, key_of, look_up_media
 from energon_dali.shards.meta.dataset_config import CRUDE
 
 TURNS = ("conversations", "messages", "conversation")
@@ -30,7 +26,7 @@ def is_conversation(row: Mapping[str, Any]) -> bool:
     return any(isinstance(row.get(name), list) for name in TURNS)
 
 
-class ConversationSource:
+class ConversationSource(RowSource):
     """A JSON or JSONL file of conversations.
 
     Args:
@@ -46,11 +42,7 @@ class ConversationSource:
     kind = "conversations"
 
     def __init__(self, path: str, options: PackOptions) -> None:
-        self.path = path
-        self._media_root = os.path.abspath(options.media_root or os.path.dirname(path))
-        self._allow_outside = options.allow_outside
-        self._fingerprint = Fingerprint()
-        self._files = MediaFolder(self._media_root, allow_outside=options.allow_outside, fingerprint=self._fingerprint)
+        super().__init__(path, options)
         self._key = options.columns.get("key")
         self._fields = {**{field: field for field, _ in _MEDIA}, **_chosen_media(options)}
         self.sample_type = CRUDE if options.sample_type == AUTO else options.sample_type
@@ -64,16 +56,11 @@ class ConversationSource:
     def describe(self) -> list[str]:
         return [f"Paths are relative to {self._media_root}"]
 
-    def records(self, skipped: OnSkipped) -> Iterator[Record]:
-        self._fingerprint.add_file(self.path)
-        for number, (where, row) in enumerate(read_rows(self.path, skipped)):
-            try:
-                if not is_conversation(row):
-                    raise SkipRecord(f"it has none of the lists {', '.join(TURNS)}")
-                parts = [*self._media(row), JsonPart("json", self._document(row))]
-                yield Record(key_of(self._key, row, number), parts)
-            except SkipRecord as error:
-                skipped(where, str(error))
+    def _record(self, row: dict[str, Any], number: int) -> Record:
+        if not is_conversation(row):
+            raise SkipRecord(f"it has none of the lists {', '.join(TURNS)}")
+        parts = [*self._media(row), JsonPart("json", self._document(row))]
+        return Record(key_of(self._key, row, number), parts)
 
     def _media(self, row: dict[str, Any]) -> list[Part]:
         parts: list[Part] = []
@@ -110,12 +97,6 @@ class ConversationSource:
         for placeholder in _PLACEHOLDERS:
             question = question.replace(placeholder, "")
         return {**row, "question": question.strip(), "answers": said["answer"]}
-
-    def fingerprint(self) -> str:
-        return self._fingerprint.digest()
-
-    def reader(self) -> ReaderSpec:
-        return ReaderSpec(self._media_root, self._media_root, self._allow_outside)
 
     def dataset_config(self, part_names: Iterable[str]) -> dict[str, Any]:
         return make_dataset_config(self.sample_type, part_names)

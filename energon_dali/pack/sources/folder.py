@@ -8,14 +8,14 @@ from typing import Any
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.pack.columns import find_columns
-from energon_dali.pack.files import Fingerprint, MediaFolder
+from energon_dali.pack.files import MediaFolder
 from energon_dali.pack.keys import clean_key
 from energon_dali.pack.media import media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.reading import ReaderSpec
 from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart
 from energon_dali.pack.sample_types import choose_sample_type, make_dataset_config
-from energon_dali.pack.sources.source import OnSkipped
+from energon_dali.pack.sources.source import OnSkipped, Source
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath
 
@@ -25,7 +25,7 @@ _REFUSED = frozenset({"pkl", "pickle", "pyd", "pth", "tar"})
 """Suffixes of files that are left out: loading them can run code."""
 
 
-class FolderSource:
+class FolderSource(Source):
     """A folder of media.
 
     Args:
@@ -41,9 +41,9 @@ class FolderSource:
     kind = "folder"
 
     def __init__(self, root: str, options: PackOptions, hidden: str = "") -> None:
+        super().__init__()
         self.root = root
         self._options = options
-        self._fingerprint = Fingerprint()
         self._files = MediaFolder(root, allow_outside=options.allow_outside, fingerprint=self._fingerprint)
         inner = hidden.removeprefix(root.rstrip("/") + "/") + "/" if hidden.startswith(root.rstrip("/") + "/") else "\0"
         names = StoragePath.of(root).list_files()
@@ -120,9 +120,6 @@ class FolderSource:
                 record.parts.append(TextPart("cls", str(self._classes.index(folder))))
                 record.parts.append(JsonPart("json", {"label_name": clean_key(folder)}))
             yield record
-
-    def fingerprint(self) -> str:
-        return self._fingerprint.digest()
 
     def reader(self) -> ReaderSpec:
         is_json = self._caption.startswith("json") and self.sample_type in ("CaptioningSample", "TextSample")

@@ -10,7 +10,6 @@ from typing import Any
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.pack.columns import Columns, find_columns
-from energon_dali.pack.files import Fingerprint
 from energon_dali.pack.keys import clean_key
 from energon_dali.pack.media import MediaKind, guess_suffix, media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
@@ -18,7 +17,7 @@ from energon_dali.pack.reading import ReaderSpec
 from energon_dali.pack.record import Record, Row
 from energon_dali.pack.rows import TableFile
 from energon_dali.pack.sample_types import make_dataset_config
-from energon_dali.pack.sources.source import OnSkipped
+from energon_dali.pack.sources.source import OnSkipped, Source
 from energon_dali.pack.sources.table import KEY_DIGITS
 from energon_dali.shards.documents.content import check_inner_path, excerpt, read_content
 from energon_dali.shards.documents.json_text import parse_json
@@ -32,7 +31,7 @@ _SPLIT = re.compile(r"(?:^|[/_.-])(" + "|".join(_SPLITS) + r")(?=[/_.-])")
 _EXAMPLE_ROWS = 4
 
 
-class HuggingFaceSource:
+class HuggingFaceSource(Source):
     """Parquet or Arrow files.
 
     Args:
@@ -48,9 +47,9 @@ class HuggingFaceSource:
     kind = "hugging-face"
 
     def __init__(self, root: str, names: list[str] | None, options: PackOptions) -> None:
+        super().__init__()
         self.root = root
         self._options = options
-        self._fingerprint = Fingerprint()
         self._files = _find_files(root) if names is None else [(name, None) for name in names]
         if not self._files:
             raise DatasetFormatError(f"{root} holds no .parquet or .arrow file. Give the folder that holds them.")
@@ -88,9 +87,6 @@ class HuggingFaceSource:
                         yield Record(key, row=Row(path, block, row, average), split_part=split, group=group)
                     number += 1
                 group += 1
-
-    def fingerprint(self) -> str:
-        return self._fingerprint.digest()
 
     def reader(self) -> ReaderSpec:
         return ReaderSpec(self.root, self.root, self._options.allow_outside, self.columns)

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from energon_dali.errors import DatasetError, DatasetFormatError, UntrustedCodeError
-from energon_dali.pack.files import Fingerprint
 from energon_dali.pack.keys import clean_key
 from energon_dali.pack.media import media_kind
 from energon_dali.pack.options import AUTO, PackOptions
 from energon_dali.pack.reading import ReaderSpec
 from energon_dali.pack.record import RangePart, Record
 from energon_dali.pack.sample_types import NEEDS, choose_sample_type, make_dataset_config
-from energon_dali.pack.sources.source import OnSkipped
+from energon_dali.pack.sources.source import OnSkipped, Source
 from energon_dali.shards.index.tar_scan import TarEnd, group_members, scan_tar
 from energon_dali.shards.meta.dataset_config import CRUDE, read_dataset_config
 from energon_dali.shards.meta.info import info_present, read_shard_counts
@@ -24,7 +23,7 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import WindowReader
 
 
-class TarSource:
+class TarSource(Source):
     """Tar shards, local or remote.
 
     Args:
@@ -41,9 +40,9 @@ class TarSource:
     kind = "tars"
 
     def __init__(self, root: StoragePath, names: list[str] | None, options: PackOptions, hidden: str = "") -> None:
+        super().__init__()
         self.root = root
         self._options = options
-        self._fingerprint = Fingerprint()
         is_prepared = names is None and info_present(root)
         found = names or (list(read_shard_counts(root)) if is_prepared else find_shards(root))
         self._shards = [name for name in found if not hidden or not name.startswith(f"{hidden}/")]
@@ -134,9 +133,6 @@ class TarSource:
         roles |= {"caption"} if "txt" in names else set()
         roles |= {"label"} if "cls" in names else set()
         self._with.update(roles)
-
-    def fingerprint(self) -> str:
-        return self._fingerprint.digest()
 
     def reader(self) -> ReaderSpec:
         return ReaderSpec(self.root.url, self.root.url)
