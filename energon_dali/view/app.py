@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -19,7 +21,6 @@ from energon_dali.errors import DecodeError, EnergonDaliError
 from energon_dali.view import encoder_pages, pages, scan_pages
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 from energon_dali.view.guard import DATA_POLICY, Guard
-from energon_dali.view.lanes import Lane
 from energon_dali.view.part_response import send_part
 from energon_dali.view.site import STATIC, Site
 from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail
@@ -75,6 +76,32 @@ def create_app(site: Site, token: str) -> Guard:
     return Guard(app, token)
 
 
+class Lane:
+    """Lets a limited number of requests work at the same time, each in a thread; the others wait without one.
+
+    Args:
+        width: How many.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    def __call__(self, answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        """Returns a function that answers in this lane.
+
+        Args:
+            answer: Answers a request; it may block.
+        """
+
+        async def wait(request: Request) -> Response:
+            if self._limiter is None:  # it belongs to the event loop of the server
+                self._limiter = anyio.CapacityLimiter(self._width)
+            return await anyio.to_thread.run_sync(answer, request, limiter=self._limiter)
+
+        return wait
+
+
 def part(request: Request) -> Response:
     """Answers `.../part/P`: the bytes of a part."""
     entry, sample, found = pages.part_of(request)
@@ -117,5 +144,4 @@ def _show_error(request: Request, error: Exception) -> Response:
 
 
 def _error_page(request: Request, status: int, message: str) -> Response:
-    page = pages.site_of(request).render("error.html", page="error", entry=None, message=message)
-    return HTMLResponse(page, status)
+    return pages.show(request, "error", status=status, entry=None, message=message)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -9,10 +13,12 @@ import numpy as np
 
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.plan.rng import Int64Array
-from energon_dali.shards import ShardExtents
+from energon_dali.shards import ShardExtents, StoragePath
+from energon_dali.shards.storage.path import RangeReader
 
 ViewedKind = Literal["image", "av", "json", "text", "binary"]
 """How a part is shown."""
+_MOST_OPEN = 64
 
 _TEXT_SUFFIXES = frozenset(
     ("caption", "cls", "css", "csv", "htm", "html", "idx", "js", "log", "md", "py", "srt", "svg", "text", "transcript")
@@ -183,3 +189,45 @@ class ViewedDataset(Protocol):
 
     def close(self) -> None:
         """Closes all files."""
+
+
+class OpenFiles:
+    """The files that were read last, kept open. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[str, RangeReader] = OrderedDict()
+
+    def get(self, path: StoragePath) -> RangeReader:
+        """Returns an open file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be opened.
+        """
+        with self._lock:
+            reader = self._readers.get(path.url)
+            if reader is None:
+                # One that falls out is closed by the garbage collector, when no thread reads from it any more.
+                reader = self._readers[path.url] = path.open()
+                if len(self._readers) > _MOST_OPEN:
+                    self._readers.popitem(last=False)
+            self._readers.move_to_end(path.url)
+            return reader
+
+    def close(self) -> None:
+        """Closes them."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
+
+
+def literal(text: str) -> str:
+    """Returns a Python literal in double quotes, which need no escape within the single quotes of a shell."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def python_command(*statements: str) -> str:
+    """Returns a shell command that runs statements and leaves Python open."""
+    return f"python -i -c {shlex.quote('; '.join(statements))}"

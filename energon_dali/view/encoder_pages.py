@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.guard import DATA_POLICY
-from energon_dali.view.pages import sample_of, site_of
+from energon_dali.view.pages import sample_of, show, site_of
 from energon_dali.view.scan_pages import way_back
 
 if TYPE_CHECKING:
@@ -26,27 +26,23 @@ def _encoded(request: Request) -> EncodedViews:
 
 def batch(request: Request) -> Response:
     """Answers `/encoder`: the first batch of training."""
-    encoded, site = _encoded(request), site_of(request)
-    return HTMLResponse(
-        site.render("encoder.html", page="encoder", entry=None, view=encoded.batch(), sample=None, address="/encoder")
-    )
+    view = _encoded(request).batch()
+    return show(request, "encoder", entry=None, view=view, sample=None, address="/encoder")
 
 
 def sample(request: Request) -> Response:
     """Answers `/data/N/sample/I/encoded`: what the encoder makes of a sample."""
-    encoded, site = _encoded(request), site_of(request)
+    encoded = _encoded(request)
     entry, found = sample_of(request)
     address = f"/data/{entry.number}/sample/{found.index}"
-    return HTMLResponse(
-        site.render(
-            "encoder.html",
-            page="encoder",
-            entry=entry,
-            view=encoded.sample(entry.path, found.index, _split_of(entry, found.index)),
-            sample=found,
-            address=f"{address}/encoded",
-            original=address,
-        )
+    return show(
+        request,
+        "encoder",
+        entry=entry,
+        view=encoded.sample(entry.path, found.index, _split_of(entry, found.index)),
+        sample=found,
+        address=f"{address}/encoded",
+        original=address,
     )
 
 

@@ -19,9 +19,7 @@ from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.shards.meta.document import META
-from energon_dali.view.dataset import Rows, ViewedPart, ViewedSample
-from energon_dali.view.open_files import OpenFiles
-from energon_dali.view.restore_command import literal, python_command
+from energon_dali.view.dataset import OpenFiles, Rows, ViewedPart, ViewedSample, literal, python_command
 
 _PAGES_KEPT_FOR = 64
 """Shards that are looked at before the pages of the index that were touched are given back."""

@@ -9,9 +9,7 @@ from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import JsonlFile
 from energon_dali.shards.index.extents import changed_shard
 from energon_dali.shards.jsonl import PART
-from energon_dali.view.dataset import Rows, ViewedPart, ViewedSample
-from energon_dali.view.open_files import OpenFiles
-from energon_dali.view.restore_command import literal, python_command
+from energon_dali.view.dataset import OpenFiles, Rows, ViewedPart, ViewedSample, literal, python_command
 
 
 class JsonlDataset:

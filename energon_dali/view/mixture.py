@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -59,10 +59,6 @@ class DrawnMixture:
     """Number of draws, over all streams."""
     rows: tuple[MixtureRow, ...]
     """The datasets, in the order of the file."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
-        return asdict(self)
 
 
 def drawn_mixture(

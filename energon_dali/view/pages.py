@@ -26,6 +26,18 @@ def site_of(request: Request) -> Site:
     return found
 
 
+def show(request: Request, page: str, *, status: int = 200, **values: Any) -> Response:
+    """Returns a page as a response.
+
+    Args:
+        request: The request.
+        page: Name of the page and of its template.
+        status: Status of the response.
+        **values: Values of the template.
+    """
+    return HTMLResponse(site_of(request).render(f"{page}.html", page=page, **values), status)
+
+
 def entry_of(request: Request) -> CatalogEntry:
     """Returns the dataset that an address names.
 
@@ -71,7 +83,7 @@ def home(request: Request) -> Response:
     site = site_of(request)
     if not site.catalog.is_metadataset:
         return RedirectResponse("/data/0", 303)
-    return HTMLResponse(site.render("overview.html", page="overview", entry=None))
+    return show(request, "overview", entry=None)
 
 
 def grid(request: Request) -> Response:
@@ -102,24 +114,22 @@ def grid(request: Request) -> Response:
             }
         )
     progress = site.scan.progress(site.scan_number(entry)) if selection.waits_for_scan else None
-    return HTMLResponse(
-        site.render(
-            "grid.html",
-            page="grid",
-            entry=entry,
-            dataset=dataset,
-            query=query,
-            fields=query.fields(),
-            names=list(FILTER_FIELDS),
-            conditions=list(describe(query)),
-            wrong=wrong,
-            found=page,
-            cards=cards,
-            last_page=last_page,
-            page_sizes=PAGE_SIZES,
-            progress=progress,
-            is_incomplete=page.searched < 1 and len(cards) < query.page_size and not page.error,
-        )
+    return show(
+        request,
+        "grid",
+        entry=entry,
+        dataset=dataset,
+        query=query,
+        fields=query.fields(),
+        names=list(FILTER_FIELDS),
+        conditions=list(describe(query)),
+        wrong=wrong,
+        found=page,
+        cards=cards,
+        last_page=last_page,
+        page_sizes=PAGE_SIZES,
+        progress=progress,
+        is_incomplete=page.searched < 1 and len(cards) < query.page_size and not page.error,
     )
 
 
@@ -152,21 +162,19 @@ def sample(request: Request) -> Response:
                 address = query.address(page=None, **{_POSITION: other})
                 neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
     grid_page = 1 if position is None else position // query.page_size + 1
-    return HTMLResponse(
-        site.render(
-            "sample.html",
-            page="sample",
-            entry=entry,
-            dataset=dataset,
-            sample=shown,
-            parts=[show_part(dataset, shown, part) for part in sorted(shown.parts, key=_is_not_media)],
-            splits=[part for part in dataset.split_parts if dataset.rows(part).position(shown.index) is not None],
-            command=dataset.restore_command(shown),
-            playable=AV_TYPES,
-            position=position,
-            neighbours=neighbours,
-            back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
-        )
+    return show(
+        request,
+        "sample",
+        entry=entry,
+        dataset=dataset,
+        sample=shown,
+        parts=[show_part(dataset, shown, part) for part in sorted(shown.parts, key=_is_not_media)],
+        splits=[part for part in dataset.split_parts if dataset.rows(part).position(shown.index) is not None],
+        command=dataset.restore_command(shown),
+        playable=AV_TYPES,
+        position=position,
+        neighbours=neighbours,
+        back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
     )
 
 

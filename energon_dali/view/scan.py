@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
 from energon_dali.view.line_process import LineProcess, ProcessEndedError
@@ -284,17 +285,14 @@ class Scan:
         Raises:
             StorageError: The file cannot be read, or the query took too long.
         """
-        store, share = self.store(source), self.progress(source).share
-        if not store.num_scanned():
-            return ScanMatches([], share)
+        share = self.progress(source).share
         condition, values = wanted.conditions()
         query = (
             "SELECT s.id FROM temp.ranges r CROSS JOIN samples s ON s.id >= max(r.start, ?) AND s.id < r.stop "
             f"WHERE {condition} ORDER BY r.start, s.id LIMIT ? OFFSET ?"
         )
         first, most, left_out = (min(max(0, number), _MOST) for number in (after + 1, limit, offset))
-        with store.reading(ranges) as connection:
-            rows = connection.execute(query, (first, *values, most, left_out)).fetchall()
+        rows = self._rows(source, query, (first, *values, most, left_out), ranges)
         return ScanMatches([index for (index,) in rows], share)
 
     def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None) -> int:
@@ -303,16 +301,12 @@ class Scan:
         Raises:
             StorageError: The file cannot be read, or the query took too long.
         """
-        store = self.store(source)
-        if not store.num_scanned():
-            return 0
         condition, values = wanted.conditions()
         query = (
             "SELECT count(*) FROM temp.ranges r CROSS JOIN samples s ON s.id >= r.start AND s.id < r.stop "
             f"WHERE {condition}"
         )
-        with store.reading(ranges) as connection:
-            return int(connection.execute(query, values).fetchone()[0])
+        return sum(count for (count,) in self._rows(source, query, values, ranges))
 
     def failures(self, *, source: int = 0, after: int = -1, limit: int = 100) -> list[ScanFailure]:
         """Returns the samples that fail to decode, by index.
@@ -325,12 +319,8 @@ class Scan:
         Raises:
             StorageError: The file cannot be read.
         """
-        store = self.store(source)
-        if not store.num_scanned():
-            return []
         query = "SELECT sample, shard, key, stage, reason FROM failures WHERE sample > ? ORDER BY sample LIMIT ?"
-        with store.reading() as connection:
-            return [ScanFailure(*row) for row in connection.execute(query, (after, limit))]
+        return [ScanFailure(*row) for row in self._rows(source, query, (after, limit))]
 
     def failure_of(self, index: int, *, source: int = 0) -> ScanFailure | None:
         """Returns why a sample fails to decode; None if it does not, or was not scanned yet."""
@@ -339,15 +329,11 @@ class Scan:
 
     def duplicates_of(self, index: int, *, source: int = 0, limit: int = 100) -> list[tuple[int, str]]:
         """Returns (index, part name) of the other parts whose content equals that of a part of a sample."""
-        store = self.store(source)
-        if not store.num_scanned():
-            return []
         query = (
             "SELECT DISTINCT q.sample, q.name FROM parts p JOIN parts q ON q.digest = p.digest "
             "WHERE p.sample = ? AND (q.sample <> p.sample OR q.name <> p.name) ORDER BY q.sample LIMIT ?"
         )
-        with store.reading() as connection:
-            return connection.execute(query, (index, limit)).fetchall()
+        return self._rows(source, query, (index, limit))
 
     def values_of(self, column: str, *, source: int = 0, limit: int = 100) -> list[tuple[str, int]]:
         """Returns (value, number of parts) of a column, the most frequent first: what a filter can offer.
@@ -363,15 +349,21 @@ class Scan:
         """
         if column not in ("format", "mode", "kind", "name"):
             raise ConfigError(f'column={column!r} is unknown. Choose "format", "mode", "kind" or "name".')
-        store = self.store(source)
-        if not store.num_scanned():
-            return []
         query = (
             f"SELECT {column}, count(*) AS number FROM parts WHERE {column} <> '' "
             f"GROUP BY {column} ORDER BY number DESC, {column} LIMIT ?"
         )
-        with store.reading() as connection:
-            return connection.execute(query, (limit,)).fetchall()
+        return self._rows(source, query, (limit,))
+
+    def _rows(
+        self, source: int, query: str, values: Sequence[Any], ranges: Sequence[tuple[int, int]] | None = None
+    ) -> list[Any]:
+        """Returns the rows of a query; none before anything was scanned."""
+        store = self.store(source)
+        if not store.num_scanned():
+            return []
+        with store.reading(ranges) as connection:
+            return connection.execute(query, values).fetchall()
 
     def __repr__(self) -> str:
         return f"Scan({len(self.sources)} datasets, {self.folder})"

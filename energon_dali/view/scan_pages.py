@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from energon_dali.errors import DatasetError
 from energon_dali.view.mixture import DEFAULT_DRAWS, MAX_DRAWS, drawn_mixture
-from energon_dali.view.pages import entry_of, site_of
+from energon_dali.view.pages import entry_of, show, site_of
 from energon_dali.view.statistics import collect_statistics, group_failures
 
 _MOST_FAILURES = 1000
@@ -24,17 +24,15 @@ def statistics(request: Request) -> Response:
     rows = dataset.rows(split or None)
     ranges = list(zip(rows.starts.tolist(), (rows.starts + rows.lengths).tolist(), strict=True))
     number = site.scan_number(entry)
-    return HTMLResponse(
-        site.render(
-            "statistics.html",
-            page="statistics",
-            entry=entry,
-            dataset=dataset,
-            split=split,
-            num_rows=len(rows),
-            progress=site.scan.progress(number),
-            found=collect_statistics(site.scan, source=number, ranges=ranges),
-        )
+    return show(
+        request,
+        "statistics",
+        entry=entry,
+        dataset=dataset,
+        split=split,
+        num_rows=len(rows),
+        progress=site.scan.progress(number),
+        found=collect_statistics(site.scan, source=number, ranges=ranges),
     )
 
 
@@ -44,17 +42,15 @@ def failures(request: Request) -> Response:
     if entry.dataset is None:
         raise DatasetError(entry.error)
     number = site.scan_number(entry)
-    return HTMLResponse(
-        site.render(
-            "failures.html",
-            page="failures",
-            entry=entry,
-            progress=site.scan.progress(number),
-            groups=group_failures(site.scan, source=number),
-            failures=site.scan.failures(source=number, limit=_MOST_FAILURES),
-            most=_MOST_FAILURES,
-            note=site.scan.note(number),
-        )
+    return show(
+        request,
+        "failures",
+        entry=entry,
+        progress=site.scan.progress(number),
+        groups=group_failures(site.scan, source=number),
+        failures=site.scan.failures(source=number, limit=_MOST_FAILURES),
+        most=_MOST_FAILURES,
+        note=site.scan.note(number),
     )
 
 
@@ -75,11 +71,7 @@ def mixture(request: Request) -> Response:
         seed_offset=seed,
         trust_dataset_code=site.options.trust_dataset_code,
     )
-    return HTMLResponse(
-        site.render(
-            "mixture.html", page="mixture", entry=None, split=split, draws=draws, seed=seed, found=found, most=MAX_DRAWS
-        )
-    )
+    return show(request, "mixture", entry=None, split=split, draws=draws, seed=seed, found=found, most=MAX_DRAWS)
 
 
 def progress(request: Request) -> Response:

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +200,8 @@ def _insert(connection: sqlite3.Connection, sample: SampleFacts) -> None:
 
 
 def _part_row(sample: int, part: PartFacts) -> tuple[Any, ...]:
-    return (
-        sample,
-        part.name.encode("utf-8", "replace").decode(),
-        part.num_bytes,
-        part.kind,
-        part.digest,
-        part.format,
-        part.width,
-        part.height,
-        part.duration,
-        part.mode,
-        part.text_length,
-    )
+    name = part.name.encode("utf-8", "replace").decode()
+    return (sample, *astuple(replace(part, name=name)))
 
 
 def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from energon_dali.view.charts import Chart, edge_labels, nice_edges
@@ -92,22 +93,7 @@ class ScanStatistics:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""
-        return {
-            "num_samples": self.num_samples,
-            "share": self.share,
-            "num_bytes": self.num_bytes,
-            "num_failed": self.num_failed,
-            "num_duplicates": self.num_duplicates,
-            "duplicates": [
-                {"count": group.count, "first": group.first, "part": group.part, "digest": group.digest}
-                for group in self.duplicates
-            ],
-            "failures": [
-                {"reason": group.reason, "count": group.count, "first": group.first, "key": group.key}
-                for group in self.failures
-            ],
-            "charts": [chart.as_dict() for chart in self.charts],
-        }
+        return {**asdict(self), "charts": [chart.as_dict() for chart in self.charts]}
 
 
 def collect_statistics(
@@ -184,32 +170,18 @@ def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[Fai
 
 def _charts(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Chart | None]:
     parts, visible = tables.parts, "p.width IS NOT NULL AND p.height > 0"
-    yield _histogram(
-        connection, parts, "widths", "Widths of images and videos", "p.width", visible, unit="px", whole=True
-    )
-    yield _histogram(
-        connection, parts, "heights", "Heights of images and videos", "p.height", visible, unit="px", whole=True
-    )
-    yield _categories(connection, parts, "sizes", "Most frequent sizes", ("p.width", "p.height"), visible)
-    ratio = "1.0 * p.width / p.height"
-    yield _histogram(connection, parts, "aspect_ratios", "Aspect ratios (width / height)", ratio, visible)
-    yield _histogram(
-        connection, parts, "durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", unit="s"
-    )
-    yield _histogram(
-        connection,
-        parts,
-        "text_lengths",
-        "Lengths of texts",
-        "p.text_length",
-        "p.text_length IS NOT NULL",
-        unit="characters",
-        whole=True,
-    )
+    histogram, categories = partial(_histogram, connection, parts), partial(_categories, connection, parts)
+    yield histogram("widths", "Widths of images and videos", "p.width", visible, unit="px", whole=True)
+    yield histogram("heights", "Heights of images and videos", "p.height", visible, unit="px", whole=True)
+    yield categories("sizes", "Most frequent sizes", ("p.width", "p.height"), visible)
+    yield histogram("aspect_ratios", "Aspect ratios (width / height)", "1.0 * p.width / p.height", visible)
+    yield histogram("durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", unit="s")
+    known = "p.text_length IS NOT NULL"
+    yield histogram("text_lengths", "Lengths of texts", "p.text_length", known, unit="characters", whole=True)
     yield _histogram(connection, tables.samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
-    yield _categories(connection, parts, "formats", "Formats of parts", ("p.format",), "p.format <> ''")
+    yield categories("formats", "Formats of parts", ("p.format",), "p.format <> ''")
     shown = "p.mode <> '' AND p.kind IN ('image', 'video')"
-    yield _categories(connection, parts, "modes", "Colour modes", ("p.mode",), shown)
+    yield categories("modes", "Colour modes", ("p.mode",), shown)
 
 
 def _histogram(

@@ -16,39 +16,26 @@ from energon_dali.shards.storage import StoragePath
 DEFAULT_NAME = "dataset.yaml"
 FOREIGN_MODULES = ("megatron.energon", "megatron.energon.flavors", "energon_dali", "energon_dali.samples")
 """Modules whose classes are replaced by those of this package with the same names."""
-SAMPLE_TYPES = frozenset(
-    (
-        "Sample",
-        "TextSample",
-        "ImageSample",
-        "CaptioningSample",
-        "ImageClassificationSample",
-        "VQASample",
-        "MultiChoiceVQASample",
-        "VidQASample",
-        "InterleavedSample",
-        "SimilarityInterleavedSample",
-        "OCRSample",
-        "VQAOCRSample",
-        "CrudeSample",
-    )
-)
-"""Names of `sample_type` that are allowed without trusting the dataset."""
 STANDARD, CRUDE = "StandardWebdatasetFactory", "CrudeWebdataset"
 TYPED_FACTORIES = {
-    "CaptioningWebdataset": "CaptioningSample",
-    "ImageWebdataset": "ImageSample",
-    "ImageClassificationWebdataset": "ImageClassificationSample",
-    "InterleavedWebdataset": "InterleavedSample",
-    "MultiChoiceVQAWebdataset": "MultiChoiceVQASample",
-    "OCRWebdataset": "OCRSample",
-    "SimilarityInterleavedWebdataset": "SimilarityInterleavedSample",
-    "TextWebdataset": "TextSample",
-    "VidQAWebdataset": "VidQASample",
-    "VQAWebdataset": "VQASample",
-    "VQAOCRWebdataset": "VQAOCRSample",
+    f"{kind}Webdataset": f"{kind}Sample"
+    for kind in (
+        "Captioning",
+        "Image",
+        "ImageClassification",
+        "Interleaved",
+        "MultiChoiceVQA",
+        "OCR",
+        "SimilarityInterleaved",
+        "Text",
+        "VidQA",
+        "VQA",
+        "VQAOCR",
+    )
 }
 """Older names of factories, and the sample type of each."""
+SAMPLE_TYPES = frozenset(("Sample", "CrudeSample", *TYPED_FACTORIES.values()))
+"""Names of `sample_type` that are allowed without trusting the dataset."""
 FACTORIES = frozenset(
     (STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES)
 )
