@@ -15,8 +15,14 @@ from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import dataset_options, open_dataset
 from energon_dali.cli.encoder import find_object
-from energon_dali.diagnosis.plan_difference import StepDifference, differences
-from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps
+from energon_dali.diagnosis.step_plan import (
+    PlannedBatch,
+    PlannedSample,
+    StepDifference,
+    StepPlan,
+    differences,
+    plan_steps,
+)
 from energon_dali.errors import ConfigError
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.state_file import find_state_files, read_state_file

@@ -7,10 +7,10 @@ import logging
 from typing import Any
 
 from energon_dali.build import builder, datasets
-from energon_dali.compat.av_decoder import with_energons_clips
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory
 from energon_dali.compat.install import chosen_decoder, trusts_datasets
+from energon_dali.compat.media import with_energons_clips
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder

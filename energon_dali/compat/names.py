@@ -183,17 +183,15 @@ energon_dali.av: get_clips_uniform get_single_frames_uniform
 energon_dali.cache.jsonl_file_store: JsonlFileStore
 energon_dali.cache.webdataset_file_store: WebdatasetFileStore
 energon_dali.compat.cli: main
-energon_dali.compat.av_decoder: AVDecoder
 energon_dali.compat.constants: AVDecoderType AVIndexMode AV_DECODE_AVAILABLE DEBUG_SHARD_PRINT FeatureBatcher
     GC_DEFAULT_EVERY_N_ITER GcFreezeError IJSONL_SUFFIX INDEX_BATCH_SIZE INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
     INFO_JSON_FILENAME INFO_YAML_FILENAME ITAR_SUFFIX ImageDecoderType JOIN_INDEX_FILENAME LOCAL_COPY_TMP_DIR
     MAIN_FOLDER_NAME MISSING_DEPENDENCY MediaMetadataType SPLIT_YAML_FILENAME TTransform skip_meta_re split_name_re
     url_regex
-energon_dali.compat.dataset_loader: DatasetLoader load_dataset
-energon_dali.compat.decoders: GuessingHandlerWrapper
 energon_dali.compat.deprecation: deprecated warn_deprecated
-energon_dali.compat.documents: FieldAccessError ModuleLoader collapse deserialize_media_metadata field_access
-    get_dataset_from_config load_config load_yaml load_yaml_json serialize_media_metadata split_field_access
+energon_dali.compat.documents: DatasetLoader FieldAccessError ModuleLoader collapse deserialize_media_metadata
+    field_access get_dataset_from_config load_config load_dataset load_yaml load_yaml_json serialize_media_metadata
+    split_field_access
 energon_dali.compat.epath: DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR
 energon_dali.compat.errors: ErrorContext SYSTEM_EXCEPTIONS handle_restore_errors
 energon_dali.compat.factories: BaseCoreDatasetFactory BaseWebdatasetFactory DEFAULT_DECODER
@@ -201,6 +199,7 @@ energon_dali.compat.factories: BaseCoreDatasetFactory BaseWebdatasetFactory DEFA
 energon_dali.compat.joined_factory: JoinedWebdatasetFactory
 energon_dali.compat.loaders: BasicDataLoader SavableDataLoader get_loader get_savable_loader
 energon_dali.compat.loading: get_train_dataset get_val_dataset get_val_datasets
+energon_dali.compat.media: AVDecoder GuessingHandlerWrapper VideoData
 energon_dali.compat.preparation: JsonlPreparator MediaFilterConfig MediaFilterStrategy WebdatasetPreparator
     prepare_filesystem_dataset
 energon_dali.compat.rng: SystemRng SystemRngState WorkerRng
@@ -219,7 +218,6 @@ energon_dali.compat.typed_factories: CaptioningWebdataset CrudeJsonlDatasetFacto
     DefaultCrudeJsonlDatasetFactory ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset
     MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset
     VQAWebdataset VidQAWebdataset
-energon_dali.compat.video_data: VideoData
 energon_dali.compat.wrappers: BaseWrapperDataset SampleIndex SavableSampleBuffer WatchdogDataset
 energon_dali.errors: FatalSampleError SampleException
 energon_dali.loader.watchdog: Watchdog

@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import DecodeError, EnergonDaliError
-from energon_dali.view import encoder_pages, pages, scan_pages
+from energon_dali.view import pages
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 from energon_dali.view.guard import DATA_POLICY, Guard
 from energon_dali.view.part_response import send_part
@@ -48,22 +48,22 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
-        Route("/data/{dataset:int}/failures", queries(scan_pages.failures)),
-        Route("/data/{dataset:int}/statistics", queries(scan_pages.statistics)),
-        Route("/mixture", queries(scan_pages.mixture)),
-        Route(f"{_SAMPLE}/encoded", encodings(encoder_pages.sample)),
-        Route("/encoder", encodings(encoder_pages.batch)),
-        Route("/encoder/reload", encoder_pages.reload, methods=["POST"]),
-        Route("/encoder/image/{view}/{number:int}", encoder_pages.image),
+        Route("/data/{dataset:int}/failures", queries(pages.failures)),
+        Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
+        Route("/mixture", queries(pages.mixture)),
+        Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),
+        Route("/encoder", encodings(pages.encoded_batch)),
+        Route("/encoder/reload", pages.reload_encoder, methods=["POST"]),
+        Route("/encoder/image/{view}/{number:int}", pages.encoded_image),
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),
         Route(f"{_PART}/thumbnail", pictures(thumbnail)),
         Route(f"{_PART}/image", pictures(image)),
         Route(f"{_PART}/strip", pictures(strip)),
-        Route("/scan", scan_pages.progress),
-        Route("/scan/start", scan_pages.start, methods=["POST"]),
-        Route("/scan/cancel", scan_pages.cancel, methods=["POST"]),
+        Route("/scan", pages.scan_progress),
+        Route("/scan/start", pages.start_scan, methods=["POST"]),
+        Route("/scan/cancel", pages.cancel_scan, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     handlers: dict[Any, Callable[[Request, Any], Response]] = {

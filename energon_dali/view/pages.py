@@ -1,21 +1,33 @@
-"""The pages about datasets and their samples; each function answers one address."""
+"""The pages; each function answers one address.
+
+They are about datasets and their samples, what the user's task encoder makes of them, what a scan found, and the
+mixture of a metadataset.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from energon_dali.errors import DatasetError
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import show_part, snippets
 from energon_dali.view.dataset import ViewedPart, ViewedSample
+from energon_dali.view.guard import DATA_POLICY
+from energon_dali.view.mixture import DEFAULT_DRAWS, MAX_DRAWS, drawn_mixture
 from energon_dali.view.part_response import AV_TYPES
 from energon_dali.view.query import FILTER_FIELDS, PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
+from energon_dali.view.statistics import collect_statistics, group_failures
 from energon_dali.view.thumbnail import find_thumbnail_part
+
+if TYPE_CHECKING:
+    from energon_dali.view.encoded import EncodedViews
+
 
 _POSITION = "position"
 
@@ -203,3 +215,146 @@ def facts(request: Request) -> Response:
         described = {name: value for name, value in asdict(part).items() if name != "digest"}
         parts.append({**described, "digest": "" if part.digest is None else part.digest.hex()})
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
+
+
+def _encoded(request: Request) -> EncodedViews:
+    found = site_of(request).encoded
+    if found is None:
+        raise HTTPException(404, "No task encoder was given. Start the command with --encoder MODULE:CLASS.")
+    return found
+
+
+def encoded_batch(request: Request) -> Response:
+    """Answers `/encoder`: the first batch of training."""
+    view = _encoded(request).batch()
+    return show(request, "encoder", entry=None, view=view, sample=None, address="/encoder")
+
+
+def encoded_sample(request: Request) -> Response:
+    """Answers `/data/N/sample/I/encoded`: what the encoder makes of a sample."""
+    encoded = _encoded(request)
+    entry, found = sample_of(request)
+    address = f"/data/{entry.number}/sample/{found.index}"
+    return show(
+        request,
+        "encoder",
+        entry=entry,
+        view=encoded.sample(entry.path, found.index, _split_of(entry, found.index)),
+        sample=found,
+        address=f"{address}/encoded",
+        original=address,
+    )
+
+
+def _split_of(entry: CatalogEntry, index: int) -> str:
+    """Returns the split, of the metadataset if there is one, in which a sample is; "train" if it is in none."""
+    dataset = entry.opened
+
+    def holds(part: str) -> bool:
+        return not dataset.split_parts or (
+            part in dataset.split_parts and dataset.rows(part).position(index) is not None
+        )
+
+    if entry.uses:
+        return next((use.split for use in entry.uses if holds(use.split_part)), entry.uses[0].split)
+    return next((part for part in dataset.split_parts if holds(part)), "train")
+
+
+def encoded_image(request: Request) -> Response:
+    """Answers `/encoder/image/VIEW/NUMBER`: an image of a view."""
+    found = _encoded(request).image(request.path_params["view"], request.path_params["number"])
+    if found is None:
+        raise HTTPException(404, "This image is no longer kept. Open its page again.")
+    return Response(found, 200, {"content-security-policy": DATA_POLICY}, "image/png")
+
+
+def reload_encoder(request: Request) -> Response:
+    """Answers POST `/encoder/reload`: loads the encoder again, after a change of its code."""
+    _encoded(request).reload()
+    return RedirectResponse(way_back(request), 303)
+
+
+_MOST_FAILURES = 1000
+
+
+def statistics(request: Request) -> Response:
+    """Answers `/data/N/statistics`: figures and charts of what was scanned, of all samples or of a split."""
+    site, entry = site_of(request), entry_of(request)
+    dataset = entry.opened
+    split = request.query_params.get("split", "")
+    split = split if split in dataset.split_parts else ""
+    rows = dataset.rows(split or None)
+    ranges = list(zip(rows.starts.tolist(), (rows.starts + rows.lengths).tolist(), strict=True))
+    number = site.scan_number(entry)
+    return show(
+        request,
+        "statistics",
+        entry=entry,
+        dataset=dataset,
+        split=split,
+        num_rows=len(rows),
+        progress=site.scan.progress(number),
+        found=collect_statistics(site.scan, source=number, ranges=ranges),
+    )
+
+
+def failures(request: Request) -> Response:
+    """Answers `/data/N/failures`: the samples of which a scan found that they fail, with the reason."""
+    site, entry = site_of(request), entry_of(request)
+    if entry.dataset is None:
+        raise DatasetError(entry.error)
+    number = site.scan_number(entry)
+    return show(
+        request,
+        "failures",
+        entry=entry,
+        progress=site.scan.progress(number),
+        groups=group_failures(site.scan, source=number),
+        failures=site.scan.failures(source=number, limit=_MOST_FAILURES),
+        most=_MOST_FAILURES,
+        note=site.scan.note(number),
+    )
+
+
+def mixture(request: Request) -> Response:
+    """Answers `/mixture`: the share of each dataset that is wanted, and the one that the first draws give."""
+    site = site_of(request)
+    splits = site.catalog.splits
+    split = request.query_params.get("split", "")
+    split = split if split in splits else next(iter(splits), "train")
+    numbers = {name: request.query_params.get(name, "") for name in ("draws", "seed")}
+    given = {name: int(text) for name, text in numbers.items() if text.isdecimal() and len(text) < 10}
+    draws = min(MAX_DRAWS, max(1, given.get("draws", DEFAULT_DRAWS)))
+    seed = given.get("seed", 0)
+    found = drawn_mixture(
+        site.catalog.path,
+        split,
+        num_draws=draws,
+        seed_offset=seed,
+        trust_dataset_code=site.options.trust_dataset_code,
+    )
+    return show(request, "mixture", entry=None, split=split, draws=draws, seed=seed, found=found, most=MAX_DRAWS)
+
+
+def scan_progress(request: Request) -> Response:
+    """Answers `/scan`: how far the scan of all datasets is, as JSON."""
+    found = site_of(request).scan.progress()
+    return JSONResponse({**asdict(found), "share": found.share, "complete": found.is_complete})
+
+
+def start_scan(request: Request) -> Response:
+    """Answers POST `/scan/start`."""
+    site_of(request).scan.start()
+    return RedirectResponse(way_back(request), 303)
+
+
+def cancel_scan(request: Request) -> Response:
+    """Answers POST `/scan/cancel`."""
+    site_of(request).scan.cancel()
+    return RedirectResponse(way_back(request), 303)
+
+
+def way_back(request: Request) -> str:
+    """Returns the path to go back to: one of this site, never another host."""
+    path = request.query_params.get("back", "/")
+    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"

@@ -27,12 +27,10 @@ from energon_dali import (
 )
 from energon_dali.cli.main import main
 from energon_dali.decode.media_decoder import DecoderOptions
-from energon_dali.diagnosis import cpu_time
+from energon_dali.diagnosis import rates as rates_module
 from energon_dali.diagnosis import tune as tuning
-from energon_dali.diagnosis.bench import bench, decoder_of, measure_stages
-from energon_dali.diagnosis.bench_advice import advise
-from energon_dali.diagnosis.cpu_time import CpuMeter, CpuUse
-from energon_dali.diagnosis.rates import LoaderRate, StageRate
+from energon_dali.diagnosis.bench import advise, bench, decoder_of, measure_stages
+from energon_dali.diagnosis.rates import CpuMeter, CpuUse, LoaderRate, StageRate
 from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.loader.dataset_folder import captioning_dataset
@@ -155,7 +153,7 @@ def test_cpu_time_of_threads_and_children_is_counted() -> None:
     use = meter.read()
     assert 0.02 <= use.busiest_seconds <= use.own_seconds
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert (child.pid, child.pid) in dict(cpu_time._thread_times())
+        assert (child.pid, child.pid) in dict(rates_module._thread_times())
         child.communicate(b"\n")
 
 

@@ -19,7 +19,7 @@ from energon_dali.shards import PartFacts, StoragePath, prepare_dataset
 from energon_dali.shards.prepare import journal as journal_module
 from energon_dali.shards.prepare import parallel, scanning
 from energon_dali.shards.prepare.parallel import map_in_order
-from energon_dali.shards.prepare.streamed_reader import JUMP_BYTES, LARGEST_BYTES, StreamedReader
+from energon_dali.shards.prepare.shard_job import JUMP_BYTES, LARGEST_BYTES, StreamedReader
 from tests.shards.deadly_check import DeadlyCheck
 from tests.shards.tars import captions, index_files, write_tar
 
