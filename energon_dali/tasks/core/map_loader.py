@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker
 
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan.rng import mix
+from energon_dali.task_encoder.stateless import RandomState
 from energon_dali.tasks.core.position.followed_steps import FetchedBatch, FollowedSteps
 
 if TYPE_CHECKING:
@@ -119,13 +120,11 @@ class SeededSamples(Dataset[Any]):
     def __getitem__(self, number: int) -> Any:
         if get_worker_info() is not None:
             return self._sample(number)
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        before = RandomState()
         try:
             return self._sample(number)
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.set_rng_state(before[2])
+            before.restore()
 
     def _sample(self, number: int) -> Any:
         seed = mix(self.plan.seed, number) % (1 << 32)

@@ -17,7 +17,7 @@ from energon_dali.tasks.multimodal.captioning import (
     PackedCaptioningTaskEncoder,
     TransformersGPT2,
 )
-from energon_dali.tasks.multimodal.captioning.mixture import blend_of
+from energon_dali.tasks.multimodal.captioning.data_module import blend_of
 from energon_dali.tasks.multimodal.captioning.samples import EncodedCaption
 from energon_dali.tasks.multimodal.captioning.task_encoder import image_options
 from energon_dali.tasks.tokenizers import ByteTokenizer

@@ -12,12 +12,10 @@ from energon_dali import CaptioningSample, CrudeSample
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.decode.dali.tolerance import CPU_BILINEAR, explain_difference
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
-from energon_dali.tasks.multimodal.captioning.cooking import cook_caption
 from energon_dali.tasks.multimodal.captioning.images import images_of
-from energon_dali.tasks.multimodal.captioning.model.attention import packed_causal_mask
-from energon_dali.tasks.multimodal.captioning.rows import IGNORED, lay_rows
+from energon_dali.tasks.multimodal.captioning.rows import IGNORED, lay_rows, packed_causal_mask
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, EncodedCaption
-from energon_dali.tasks.multimodal.captioning.task_encoder import PackedCaptioningTaskEncoder
+from energon_dali.tasks.multimodal.captioning.task_encoder import PackedCaptioningTaskEncoder, cook_caption
 from tests.datasets.oracle import check_resume
 from tests.tasks.captioning.captions import SIZES, TOKENIZER, cropped, encoded, encoder, packed_dataset, two_datasets
 

@@ -12,7 +12,7 @@ from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
 from energon_dali.tasks.core.decoder import make_decoder
-from energon_dali.tasks.core.eval_loader import EvalLoader
+from energon_dali.tasks.core.loaders import EvalLoader
 from energon_dali.tasks.core.position.random_state import RandomState
 from energon_dali.tasks.core.position.trained_position import check_state
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION

@@ -6,14 +6,12 @@ import base64
 import random
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from energon_dali.errors import StateError
-
-if TYPE_CHECKING:
-    import torch
 
 _MAX_STATE_BYTES = 1 << 20
 """What one state unpacks to: the largest, torch's on the CPU, has 5 KiB."""
@@ -35,16 +33,12 @@ class RandomState:
     @classmethod
     def now(cls) -> RandomState:
         """Returns the present states."""
-        import torch
-
         cuda = torch.cuda.get_rng_state() if _uses_cuda() else None
         numpy_state: Any = np.random.get_state()
         return cls(random.getstate(), numpy_state, torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
         """Puts the generators into these states; that of CUDA only where CUDA is in use."""
-        import torch
-
         random.setstate(self.of_python)
         np.random.set_state(self.of_numpy)
         torch.set_rng_state(self.of_torch)
@@ -69,8 +63,6 @@ class RandomState:
         Raises:
             StateError: It is damaged.
         """
-        import torch
-
         try:
             version, words, gauss = plain["python"]
             name, keys, *rest = plain["numpy"]
@@ -88,8 +80,6 @@ class RandomState:
 
 
 def _uses_cuda() -> bool:
-    import torch
-
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,7 @@
-"""Lays the patches and tokens of samples into rows: two calls of kernels for the tokens, one for all images."""
+"""Lays the patches and tokens of samples into rows: two calls of kernels for the tokens, one for all images.
+
+Also says who sees whom in such rows.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, En
 
 if TYPE_CHECKING:
     import torch
+
 
 IGNORED = -100
 """Target of a place that predicts nothing, as torch's cross entropy knows it."""
@@ -94,3 +98,23 @@ def _patches(images: list[torch.Tensor], patch_size: int) -> tuple[torch.Tensor,
 
     cut = patchify(images, patch_size, normalization=Normalization(mean=0.5, std=0.5))
     return cut.tokens, cut.positions[:, 1:].contiguous()
+
+
+def packed_causal_mask(cu_seqlens: torch.Tensor, rows: int, row_length: int) -> torch.Tensor:
+    """Returns bool[R, 1, L, L]: true where a place (third axis) sees another (fourth): of its own sample, not after it.
+
+    It is the dense form of what attention kernels of variable length do with `cu_seqlens`. Does not synchronise the
+    stream.
+
+    Args:
+        cu_seqlens: int32[m + 1]: where each sample begins in the R * L places, from 0 on, and their end.
+        rows: R.
+        row_length: L.
+    """
+    import torch
+
+    lengths = cu_seqlens.diff().to(torch.int64)
+    numbers = torch.arange(len(lengths), device=cu_seqlens.device)
+    segments = torch.repeat_interleave(numbers, lengths, output_size=rows * row_length).view(rows, row_length)
+    causal = torch.ones(row_length, row_length, dtype=torch.bool, device=cu_seqlens.device).tril_()
+    return ((segments[:, :, None] == segments[:, None, :]) & causal)[:, None]

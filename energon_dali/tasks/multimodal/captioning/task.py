@@ -12,9 +12,8 @@ from torch.nn import functional
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
 from energon_dali.tasks.multimodal.captioning.images import images_of, show_captions, write_captions
-from energon_dali.tasks.multimodal.captioning.model.attention import packed_causal_mask
 from energon_dali.tasks.multimodal.captioning.model.backbone import PatchPrefix, PrefixBackbone
-from energon_dali.tasks.multimodal.captioning.rows import IGNORED
+from energon_dali.tasks.multimodal.captioning.rows import IGNORED, packed_causal_mask
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
 from energon_dali.tasks.tokenizers import TextCodec
 

@@ -12,8 +12,15 @@ from energon_dali.tasks.core.data_module import Split, TransformerDataModule
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
 from energon_dali.tasks.vision.igpt.cifar.archive import SIDE_PX
 from energon_dali.tasks.vision.igpt.cifar.download import download
-from energon_dali.tasks.vision.igpt.cifar.map_style import DatasetClass, name_of, read_dataset
-from energon_dali.tasks.vision.igpt.cifar.shards import PreparedCifar, find_prepared, prepare_cifar, prepare_images
+from energon_dali.tasks.vision.igpt.cifar.shards import (
+    DatasetClass,
+    PreparedCifar,
+    find_prepared,
+    name_of,
+    prepare_cifar,
+    prepare_images,
+    read_dataset,
+)
 from energon_dali.tasks.vision.igpt.config import ImageGPTDataConfig
 from energon_dali.tasks.vision.igpt.palette import stored_palette
 from energon_dali.tasks.vision.igpt.task_encoder import PictureTaskEncoder
