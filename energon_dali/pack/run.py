@@ -156,14 +156,15 @@ def pack_dataset(
             what, reason = skipped[0].what, skipped[0].reason
             raise DatasetError(f"None of {len(skipped):,} samples can be packed. The first one, {what}: {reason}.")
         if not was_complete:
-            _prepare(root, plan, opened, written, num_workers, ray_address, check_part, prepare_progress)
-            _finish(root, plan, options, reports, skipped)
+            how = {"ray_address": ray_address, "check_part": check_part, "progress": prepare_progress}
+            _prepare(root, plan, opened, written, num_workers, **how)
+            _finish(root, _plan_document(plan, options, reports), skipped)
         _tidy(root)
     parts = {shard.name: shard.part for shard in plan.shards}
     counts = dict.fromkeys([part for part, _ in options.split] or plan.parts, 0)
     for report in written:
         counts[parts[report.name]] += report.samples
-    return PackResult(root, written, counts, skipped, _type_of(root), was_complete)
+    return PackResult(root, written, counts, skipped, sample_type_name(read_dataset_config(root)), was_complete)
 
 
 def _refuse(skipped: Sequence[Skipped]) -> None:
@@ -347,44 +348,28 @@ def _plan_document(plan: Plan, options: PackOptions, reports: Sequence[ShardRepo
 
 
 def _prepare(
-    root: StoragePath,
-    plan: Plan,
-    source: Source,
-    written: Sequence[ShardReport],
-    num_workers: int | None,
-    ray_address: str | None,
-    check_part: CheckPart | None,
-    progress: Progress | None,
+    root: StoragePath, plan: Plan, source: Source, written: Sequence[ShardReport], num_workers: int | None, **how: Any
 ) -> None:
-    names = [report.name for report in written]
     parts = {shard.name: shard.part for shard in plan.shards}
-    used = list(dict.fromkeys(parts[name] for name in names))
-    skipped = json.dumps([[report.name, report.samples, report.size] for report in written])
+    used = dict.fromkeys(parts[report.name] for report in written)
+    shards = json.dumps([[report.name, report.samples, report.size] for report in written])
     result = prepare_dataset(
         root,
-        shards=names,
+        shards=[report.name for report in written],
         split_patterns=[(part, rf"{part}-[0-9]+\.tar$") for part in used],
         num_workers=num_workers or len(os.sched_getaffinity(0)),
-        ray_address=ray_address,
-        check_part=check_part,
         # The same shards have the same identity, so that saved positions are valid for each copy.
-        identity=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{plan.digest} {skipped}")),
-        progress=progress,
+        identity=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{plan.digest} {shards}")),
+        **how,
     )
     write_dataset_config(root, source.dataset_config(result.part_names))
 
 
-def _finish(
-    root: StoragePath,
-    plan: Plan,
-    options: PackOptions,
-    reports: Sequence[ShardReport],
-    skipped: Sequence[Skipped],
-) -> None:
+def _finish(root: StoragePath, plan: bytes, skipped: Sequence[Skipped]) -> None:
     """Keeps the reports in the plan, which makes the run complete, and the list of what was left out."""
     lines = [json.dumps(list(bad)).encode() + b"\n" for bad in skipped]
     (root / STATE / SKIPPED_NAME).write_bytes(b"".join(lines))
-    (root / STATE / PLAN_NAME).write_bytes(_plan_document(plan, options, reports))
+    (root / STATE / PLAN_NAME).write_bytes(plan)
 
 
 def _tidy(root: StoragePath) -> None:
@@ -393,7 +378,3 @@ def _tidy(root: StoragePath) -> None:
         is_done = name == f"{STATE}/{RECORDS_NAME}" or name.startswith(f"{STATE}/{DONE}/")
         if is_done or (root.is_local and _BEGUN.search(name)):
             (root / name).remove()
-
-
-def _type_of(root: StoragePath) -> str:
-    return sample_type_name(read_dataset_config(root))

@@ -13,9 +13,8 @@ from energon_dali.pack.columns import Columns, find_columns
 from energon_dali.pack.keys import clean_key
 from energon_dali.pack.media import MediaKind, guess_suffix, media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
-from energon_dali.pack.reading import ReaderSpec
+from energon_dali.pack.reading import ReaderSpec, TableFile
 from energon_dali.pack.record import Record, Row
-from energon_dali.pack.rows import TableFile
 from energon_dali.pack.sample_types import make_dataset_config
 from energon_dali.pack.sources.source import OnSkipped, Source
 from energon_dali.pack.sources.table import KEY_DIGITS

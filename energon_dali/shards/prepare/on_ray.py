@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 from energon_dali import __version__
@@ -56,8 +57,7 @@ class RayRunner:
         Raises:
             ConfigError: There is no cluster at the address, or it has another version of this package.
         """
-        import ray
-
+        ray: Any = import_module("ray")
         is_ours = not ray.is_initialized()
         if is_ours:
             try:
@@ -70,9 +70,23 @@ class RayRunner:
                     f"There is no Ray cluster at {self._address!r}: {error}. Give the address that `ray start --head` "
                     "printed, auto for the cluster of this machine, or local."
                 ) from error
+        waiting: dict[Any, int] = {}
+        following = 0
         try:
-            yield from _run(ray, function, items, room, killed)
+            task = ray.remote(num_cpus=1, max_retries=MAX_DEATHS - 1)(_apply)
+            shared = ray.put(function)
+            while following < len(items) or waiting:
+                most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+                while len(waiting) < most and following < min(len(items), room()):
+                    waiting[task.remote(shared, items[following], __version__)] = following
+                    following += 1
+                done, _ = ray.wait(list(waiting), num_returns=1, timeout=_WAIT_SECONDS)
+                for reference in done:
+                    number = waiting.pop(reference)
+                    yield number, _result(ray, reference, items[number], killed)
         finally:
+            for reference in waiting:
+                ray.cancel(reference, force=True)
             if is_ours:
                 ray.shutdown()
 
@@ -86,32 +100,6 @@ def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
-
-
-def _run(
-    ray: Any,
-    function: Callable[[T], R],
-    items: Sequence[T],
-    room: Callable[[], int],
-    killed: Callable[[T, str], R],
-) -> Iterator[tuple[int, R]]:
-    task = ray.remote(num_cpus=1, max_retries=MAX_DEATHS - 1)(_apply)
-    shared = ray.put(function)
-    waiting: dict[Any, int] = {}
-    following = 0
-    try:
-        while following < len(items) or waiting:
-            most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
-            while len(waiting) < most and following < min(len(items), room()):
-                waiting[task.remote(shared, items[following], __version__)] = following
-                following += 1
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=_WAIT_SECONDS)
-            for reference in done:
-                number = waiting.pop(reference)
-                yield number, _result(ray, reference, items[number], killed)
-    finally:
-        for reference in waiting:
-            ray.cancel(reference, force=True)
 
 
 def _result(ray: Any, reference: Any, item: T, killed: Callable[[T, str], R]) -> R:

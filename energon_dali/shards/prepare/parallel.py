@@ -78,13 +78,6 @@ def map_in_order(
     """
     threads = min(threads, len(items))
     num_workers = min(num_workers, -(-len(items) // max(1, threads)))
-    if run is None and num_workers <= 1 and threads <= 1:
-        for item in items:
-            result = function(item)
-            if arrived is not None:
-                arrived(result)
-            yield result
-        return
     done: dict[int, R] = {}
     position = 0
     ahead = 2 * max(1, num_workers) * max(1, threads) if run is None else AHEAD_OF_CLUSTER
@@ -93,12 +86,15 @@ def map_in_order(
         return position + ahead
 
     fallback: Callable[[T, str], R] = killed or give_up  # type: ignore[assignment]
+    results: Iterator[tuple[int, R]]
     if run is not None:
         results = run(function, items, room, fallback)
-    elif num_workers <= 1:
+    elif num_workers > 1:
+        results = WorkerPool(function, items, num_workers, threads, fallback).results(room)
+    elif threads > 1:
         results = _in_threads(function, items, threads, room)
     else:
-        results = WorkerPool(function, items, num_workers, threads, fallback).results(room)
+        results = enumerate(map(function, items))
     try:
         for number, result in results:
             if arrived is not None:

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -26,35 +27,25 @@ MAX_DEATHS = 3
 """Processes that an item may end before it is given up, and processes that may end before they begin."""
 
 
+@dataclass(eq=False)
 class WorkerPool(Generic[T, R]):
-    """Applies a function to items in several processes; use `results` once.
+    """Applies a function to items in several processes; use `results` once."""
 
-    Args:
-        function: Must be picklable. What it raises ends the whole.
-        items: Its arguments.
-        num_workers: Number of processes.
-        threads: Items that each process works on at the same time.
-        killed: Takes an item that keeps ending its process, and how; returns its result, or raises.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[T], R],
-        items: Sequence[T],
-        num_workers: int,
-        threads: int,
-        killed: Callable[[T, str], R],
-    ) -> None:
-        self._function = function
-        self._items = items
-        self._num_workers = num_workers
-        self._threads = threads
-        self._killed = killed
-        self._workers: list[_Worker] = []
-        self._next = 0
-        self._suspects: deque[int] = deque()
-        self._deaths: Counter[int] = Counter()
-        self._failed_starts = 0
+    function: Callable[[T], R]
+    """Must be picklable. What it raises ends the whole."""
+    items: Sequence[T]
+    """Its arguments."""
+    num_workers: int
+    """Number of processes."""
+    threads: int
+    """Items that each process works on at the same time."""
+    killed: Callable[[T, str], R]
+    """Takes an item that keeps ending its process, and how; returns its result, or raises."""
+    _workers: list[_Worker] = field(default_factory=list, init=False)
+    _next: int = field(default=0, init=False)
+    _suspects: deque[int] = field(default_factory=deque, init=False)
+    _deaths: Counter[int] = field(default_factory=Counter, init=False)
+    _failed_starts: int = field(default=0, init=False)
 
     def results(self, room: Callable[[], int]) -> Iterator[tuple[int, R]]:
         """Yields (number of the item, result) in the order in which they are done.
@@ -65,7 +56,7 @@ class WorkerPool(Generic[T, R]):
         Raises:
             ConfigError: The processes do not start.
         """
-        remaining = len(self._items)
+        remaining = len(self.items)
         try:
             while remaining:
                 self._assign(room())
@@ -81,19 +72,19 @@ class WorkerPool(Generic[T, R]):
 
     def _assign(self, end: int) -> None:
         """Starts processes, and gives them items before `end`."""
-        while len(self._workers) < self._num_workers:
-            self._workers.append(_Worker(self._function, self._threads))
-        end = min(end, len(self._items))
+        while len(self._workers) < self.num_workers:
+            self._workers.append(_Worker(self.function, self.threads))
+        end = min(end, len(self.items))
         for worker in self._workers:
             if self._suspects or worker.is_alone:
                 if not worker.numbers:
                     worker.is_alone = bool(self._suspects)
                     if self._suspects:
-                        worker.give(self._suspects.popleft(), self._items)
+                        worker.give(self._suspects.popleft(), self.items)
                 if worker.is_alone:
                     continue
-            while len(worker.numbers) < self._threads and self._next < end and not self._suspects:
-                worker.give(self._next, self._items)
+            while len(worker.numbers) < self.threads and self._next < end and not self._suspects:
+                worker.give(self._next, self.items)
                 self._next += 1
 
     def _take(self, worker: _Worker) -> Iterator[tuple[int, R]]:
@@ -126,7 +117,7 @@ class WorkerPool(Generic[T, R]):
             (number,) = worker.numbers
             self._deaths[number] += 1
             if self._deaths[number] >= MAX_DEATHS:
-                yield number, self._killed(self._items[number], end)
+                yield number, self.killed(self.items[number], end)
                 return
         self._suspects.extend(sorted(worker.numbers))
 
