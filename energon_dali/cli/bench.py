@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_dali.cli.dataset_options import dataset_options, open_dataset
-from energon_dali.cli.encoder import find_encoder
+from energon_dali.cli.dataset_options import dataset_options, find_encoder, open_dataset
 from energon_dali.shards.documents.byte_size import show_bytes
 
 if TYPE_CHECKING:

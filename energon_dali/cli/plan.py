@@ -13,8 +13,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from energon_dali.cli.dataset_options import dataset_options, open_dataset
-from energon_dali.cli.encoder import find_object
+from energon_dali.cli.dataset_options import dataset_options, find_object, open_dataset
 from energon_dali.diagnosis.step_plan import (
     PlannedBatch,
     PlannedSample,

@@ -31,8 +31,8 @@ def view(
     changed.
     """
     _require_packages()
+    from energon_dali.view.app import serve
     from energon_dali.view.options import ViewOptions
-    from energon_dali.view.server import serve
     from energon_dali.view.site import Site
 
     options = ViewOptions(path, batch_size=batch_size or None, **given)

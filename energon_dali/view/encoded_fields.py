@@ -82,16 +82,12 @@ class ShownField:
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; images in base64, strips with their SVG."""
         return {
-            "name": self.name,
-            "summary": self.summary,
-            "text": self.text,
-            "note": self.note,
+            **asdict(self),
             "images": [{**asdict(image), "png": base64.b64encode(image.png).decode()} for image in self.images],
             "strips": [
                 {"title": strip.title, "length": strip.length, "note": strip.note, "svg": strip.to_svg()}
                 for strip in self.strips
             ],
-            "rows": [asdict(row) for row in self.rows],
         }
 
 

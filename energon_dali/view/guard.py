@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import html
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import MutableMapping
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.requests import cookie_parser
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
 """Names by which a browser may ask for the page; the port may be that of a tunnel."""
@@ -53,7 +51,7 @@ class Guard:
         token: The secret.
     """
 
-    def __init__(self, application: Application, token: str) -> None:
+    def __init__(self, application: ASGIApp, token: str) -> None:
         self._application = application
         self._token = token.encode()
         # Cookies do not tell ports apart: two pages of one user have different names.
@@ -71,15 +69,17 @@ class Guard:
         has_token = any(self._is_token(value) for value in given)
         refusal = self._refusal(scope, headers, has_token)
         if refusal:
-            await _answer(send, refusal, "This request was refused: it does not come from the page itself.")
+            message = "This request was refused: it does not come from the page itself."
+            await PlainTextResponse(message, refusal)(scope, receive, _with_headers(send))
         elif has_token and scope["method"] in ("GET", "HEAD"):
             rest = urlencode([(name, value) for name, value in query if name != _TOKEN])
             # Never an absolute address: a path that begins with two slashes would lead to another host.
             path = "/" + quote(scope["path"].lstrip("/\\"), safe="/")
-            await self._welcome(send, path + (f"?{rest}" if rest else ""))
-        elif not self._is_token(_cookies(headers.get(b"cookie", "")).get(self.cookie, "")):
+            page = self._welcome(path + (f"?{rest}" if rest else ""))
+            await page(scope, receive, _with_headers(send))
+        elif not self._is_token(cookie_parser(headers.get(b"cookie", "")).get(self.cookie, "")):
             message = "Open the address that the command printed: it has the token that this page needs."
-            await _answer(send, HTTPStatus.FORBIDDEN, message)
+            await PlainTextResponse(message, HTTPStatus.FORBIDDEN)(scope, receive, _with_headers(send))
         else:
             await self._application(scope, receive, _with_headers(send))
 
@@ -106,7 +106,7 @@ class Guard:
             return HTTPStatus.FORBIDDEN
         return None
 
-    async def _welcome(self, send: Send, target: str) -> None:
+    def _welcome(self, target: str) -> HTMLResponse:
         """Sets the cookie. A redirection would not do: after a link of another site, it goes without the cookie."""
         cookie = f"{self.cookie}={self._token.decode()}; Path=/; HttpOnly; SameSite=Strict"
         address = html.escape(target)
@@ -114,7 +114,7 @@ class Guard:
             f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={address}">'
             f'<title>energon-dali view</title><link rel="icon" href="/static/icon.svg"><a href="{address}">Continue</a>'
         )
-        await _answer(send, HTTPStatus.OK, page, "text/html", [(b"set-cookie", cookie.encode())])
+        return HTMLResponse(page, headers={"set-cookie": cookie})
 
 
 def new_token() -> str:
@@ -130,13 +130,8 @@ def _name_of(host: str) -> str:
         return ""
 
 
-def _cookies(header: str) -> dict[str, str]:
-    pairs = (pair.strip().partition("=") for pair in header.split(";"))
-    return {name: value for name, _, value in pairs}
-
-
 def _with_headers(send: Send) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
+    async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}
@@ -149,21 +144,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-async def _answer(
-    send: Send,
-    status: HTTPStatus,
-    text: str,
-    kind: str = "text/plain",
-    headers: Iterable[tuple[bytes, bytes]] = (),
-) -> None:
-    body = text.encode()
-    start = [
-        (b"content-type", f"{kind}; charset=utf-8".encode()),
-        (b"content-length", str(len(body)).encode()),
-        *headers,
-    ]
-    send = _with_headers(send)
-    await send({"type": "http.response.start", "status": int(status), "headers": start})
-    await send({"type": "http.response.body", "body": body})

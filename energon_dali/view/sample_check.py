@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -92,14 +91,13 @@ def to_plain(facts: SampleFacts) -> dict[str, Any]:
     """Returns facts as plain values, without the text of the sample."""
     values = {**asdict(facts), "text": ""}
     for part in values["parts"]:
-        part["digest"] = None if part["digest"] is None else base64.b64encode(part["digest"]).decode()
+        part["digest"] = part["digest"] and part["digest"].hex()
     return values
 
 
 def from_plain(values: dict[str, Any]) -> SampleFacts:
     """Returns the facts that `to_plain` made plain."""
     parts = [
-        PartFacts(**{**part, "digest": None if part["digest"] is None else base64.b64decode(part["digest"])})
-        for part in values["parts"]
+        PartFacts(**{**part, "digest": part["digest"] and bytes.fromhex(part["digest"])}) for part in values["parts"]
     ]
     return SampleFacts(**{**values, "parts": parts})

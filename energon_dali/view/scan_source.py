@@ -128,30 +128,20 @@ def _content(path: StoragePath) -> str:
         return ""
 
 
+@dataclass(eq=False)
 class OpenedScanSource:
-    """A dataset that is open for reading, whole samples by index. Not thread-safe.
+    """A dataset that is open for reading, whole samples by index. Not thread-safe."""
 
-    Args:
-        num_samples: Number of samples, whatever the split.
-        reader: Reads all parts.
-        load: Makes samples, as a loader does.
-        part_filter: The parts that `load` takes; None takes all.
-        note: Why `load` is not what dataset.yaml says; "" if it is.
-    """
-
-    def __init__(
-        self,
-        num_samples: int,
-        reader: ShardReader | JsonlReader,
-        load: Any,
-        part_filter: Callable[[str], bool] | None,
-        note: str = "",
-    ) -> None:
-        self.num_samples = num_samples
-        self.reader = reader
-        self.load = load
-        self.part_filter = part_filter
-        self.note = note
+    num_samples: int
+    """Number of samples, whatever the split."""
+    reader: ShardReader | JsonlReader
+    """Reads all parts."""
+    load: Any
+    """Makes samples, as a loader does."""
+    part_filter: Callable[[str], bool] | None
+    """The parts that `load` takes; None takes all."""
+    note: str = ""
+    """Why `load` is not what dataset.yaml says; "" if it is."""
 
     def read(self, index: int) -> RawSample:
         """Returns all parts of a sample.

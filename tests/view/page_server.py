@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_dali.view.app import HOST, listen, make_server
 from energon_dali.view.guard import Guard
 from energon_dali.view.options import ViewOptions
-from energon_dali.view.server import HOST, listen, make_server
 from energon_dali.view.site import Site
 
 TOKEN = "token-of-the-tests"

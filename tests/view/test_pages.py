@@ -16,8 +16,8 @@ from PIL import Image
 from energon_dali.cli.media_options import check_image
 from energon_dali.errors import DatasetError
 from energon_dali.shards import prepare_dataset, prepare_jsonl
+from energon_dali.view.app import listen
 from energon_dali.view.catalog import Catalog
-from energon_dali.view.server import listen
 from tests.av.corpus import audio_file, video_file
 from tests.loader.dataset_folder import captioning_sample, prepare, write_shards
 from tests.view.page_server import PageServer, serving
