@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
-from energon_dali.samples.base import CrudeSample
-from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.encoder import HOOKS, T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
-from energon_dali.task_encoder.packing import PackSelection
 
 _ATTRIBUTES = ("cookers", "decoder", "__default_failure_tolerance__")
 
@@ -41,36 +38,6 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
             if not self._defines(name):
                 setattr(self, name, getattr(task_encoder, name))
 
-    def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[T_sample], aux: Mapping[str, Any]) -> T_sample:
-        """Returns the result of the inner encoder's hook, as do all hooks here, for `super()` in a subclass."""
-        return self.task_encoder.cook_crude_sample(sample, cooker, aux)
-
-    def preencode_sample(self, sample: T_sample) -> T_sample:
-        return self.task_encoder.preencode_sample(sample)
-
-    def encode_sample(self, sample: T_sample) -> T_encoded_sample:
-        return self.task_encoder.encode_sample(sample)
-
-    def select_samples_to_pack(
-        self, samples: list[T_encoded_sample]
-    ) -> list[list[T_encoded_sample]] | PackSelection[T_encoded_sample]:
-        return self.task_encoder.select_samples_to_pack(samples)
-
-    def postencode_sample(self, sample: T_sample) -> T_encoded_sample:
-        return self.task_encoder.postencode_sample(sample)
-
-    def pack_selected_samples(self, samples: list[T_encoded_sample]) -> T_encoded_sample:
-        return self.task_encoder.pack_selected_samples(samples)
-
-    def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
-        return self.task_encoder.batch_group_criterion(sample)
-
-    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        return self.task_encoder.batch(samples)
-
-    def encode_batch(self, batch: T_raw_batch) -> T_batch:
-        return self.task_encoder.encode_batch(batch)
-
     def overrides(self, hook: str) -> bool:
         """Returns whether the subclass or the inner encoder does anything in a hook."""
         return self._defines(hook) or self.task_encoder.overrides(hook)
@@ -93,3 +60,17 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         for name in HOOKS:
             if not self._defines(name):
                 setattr(self, name, getattr(self.task_encoder, name))
+
+
+def _inner_hook(name: str) -> Callable[..., Any]:
+    """Returns a method that returns the result of the inner encoder's hook, for `super()` in a subclass."""
+
+    def hook(self: AugmentTaskEncoder[Any, Any, Any, Any], *args: Any, **options: Any) -> Any:
+        return getattr(self.task_encoder, name)(*args, **options)
+
+    hook.__name__, hook.__qualname__ = name, f"{AugmentTaskEncoder.__qualname__}.{name}"
+    return hook
+
+
+for _name in HOOKS:
+    setattr(AugmentTaskEncoder, _name, _inner_hook(_name))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from energon_dali.errors import ConfigError
@@ -67,9 +66,7 @@ class sample_context:  # noqa: N801 - read as a statement: with sample_context(i
     def __enter__(self) -> None:
         _STACK.entries.append(self._entry)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _STACK.entries.pop()
 
 
@@ -108,9 +105,7 @@ class batch_context:  # noqa: N801 - read as a statement: with batch_context(num
     def __enter__(self) -> None:
         _STACK.batches.append(self._number)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _STACK.batches.pop()
 
 
