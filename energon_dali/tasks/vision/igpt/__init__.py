@@ -13,10 +13,9 @@ from energon_dali.lazy_names import import_name
 if TYPE_CHECKING:
     from energon_dali.tasks.vision.igpt.config import ImageGPTDataConfig
     from energon_dali.tasks.vision.igpt.data_module import ImageGPTDataModule
-    from energon_dali.tasks.vision.igpt.drawing import draw_pixels
     from energon_dali.tasks.vision.igpt.gpt2 import GPT2
     from energon_dali.tasks.vision.igpt.palette import learn_palette, stored_palette
-    from energon_dali.tasks.vision.igpt.sequence import quantize, to_images
+    from energon_dali.tasks.vision.igpt.sequence import draw_pixels, quantize, to_images
     from energon_dali.tasks.vision.igpt.task import GenerativePixelsTransformer
 
 __all__ = [

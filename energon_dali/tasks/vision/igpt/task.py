@@ -14,9 +14,8 @@ from energon_dali.errors import ConfigError
 from energon_dali.kernels.color_quantize import Palette
 from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
-from energon_dali.tasks.vision.igpt.drawing import draw_pixels
 from energon_dali.tasks.vision.igpt.samples import SamplesCallback
-from energon_dali.tasks.vision.igpt.sequence import _to_sequence, quantize, to_images
+from energon_dali.tasks.vision.igpt.sequence import _to_sequence, draw_pixels, quantize, to_images
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
