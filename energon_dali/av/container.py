@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.av.source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
-from energon_dali.av.stream_facts import StreamFacts, find_facts
+from energon_dali.av.stream_facts import StreamFacts, check_readable, find_facts
 from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError, DeviceError
 
@@ -163,6 +163,20 @@ class MediaFile:
             DecodeError: The file cannot be opened.
         """
         return next((facts for facts in self.streams if facts.kind == kind and not facts.is_cover), None)
+
+    def decodable_stream(self, kind: str) -> StreamFacts:
+        """Returns the facts about the first stream of a kind, as `find_stream`.
+
+        Raises:
+            DecodeError: The file cannot be opened, or has no such stream that can be decoded, or it is encrypted.
+        """
+        facts = self.find_stream(kind)
+        if facts is not None:
+            check_readable(facts)
+        if facts is None or not facts.codec:
+            kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.streams)
+            raise DecodeError(f"It has no {kind} stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
+        return facts
 
     def select(self, stream: Stream) -> None:
         """Makes the container skip all other streams, and sets the threads and limits of the decoder."""

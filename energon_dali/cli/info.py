@@ -30,17 +30,15 @@ _USUAL_ORDER = ("train", "val", "test")
 def info(path: str, split_config: str, dataset_config: str) -> None:
     """Summarise the prepared dataset, the metadataset (.yaml), or the .jsonl file at PATH."""
     if is_jsonl(path):
-        for line in describe_jsonl(JsonlFile(path)):
-            click.echo(line)
-        return
-    if is_metadataset(path):
-        for line in describe_metadataset(path):
-            click.echo(line)
-        return
-    _refuse_states(path)
-    # The class name is shown, nothing is loaded, so the dataset needs no trust.
-    folder = WebdatasetFolder(path, split_config=split_config, dataset_config=dataset_config, trust_dataset_code=True)
-    for line in describe(folder):
+        lines = describe_jsonl(JsonlFile(path))
+    elif is_metadataset(path):
+        lines = describe_metadataset(path)
+    else:
+        _refuse_states(path)
+        # The class name is shown, nothing is loaded, so the dataset needs no trust.
+        names = {"split_config": split_config, "dataset_config": dataset_config}
+        lines = describe(WebdatasetFolder(path, **names, trust_dataset_code=True))
+    for line in lines:
         click.echo(line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,12 +21,10 @@ def prepare_media(
     path: str,
     progress: bool,
     num_workers: int,
-    shards_in_flight: int,
-    ray_address: str | None,
     media_metadata_by_glob: str | None,
     media_metadata_by_header: bool,
     media_metadata_by_extension: bool,
-    tmp_path: Path | None,
+    **given: Any,
 ) -> None:
     """Describe the media (sizes, formats, durations) of the prepared dataset or plain folder at PATH."""
     from energon_dali.decode.media_filter import MediaFilter  # lazy: imports PIL, and `--help` should not wait for it
@@ -33,13 +32,6 @@ def prepare_media(
     media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     if media is None:
         raise click.UsageError("Give one of --media-metadata-by-glob, -by-header and -by-extension.")
-    count = add_media_metadata(
-        path,
-        media,
-        num_workers=usable_workers(num_workers),
-        shards_in_flight=shards_in_flight,
-        ray_address=ray_address,
-        tmp_path=tmp_path,
-        progress=progress_bar if progress else None,
-    )
+    shown = progress_bar if progress else None
+    count = add_media_metadata(path, media, num_workers=usable_workers(num_workers), progress=shown, **given)
     click.echo(f"Done. Described {count:,} media.")

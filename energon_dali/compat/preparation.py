@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tarfile
@@ -22,7 +23,6 @@ from energon_dali.shards.meta.splits import DEFAULT_NAME
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, prepare_dataset
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
 from energon_dali.shards.prepare.media_tables import add_media_metadata
-from energon_dali.shards.prepare.shard_job import ShardScan
 
 ProgressFunction = Callable[[Iterator[Any], int], Iterable[Any]]
 """Takes the results and their number; yields the same results and shows the progress."""
@@ -109,33 +109,29 @@ class WebdatasetPreparator:
         root = EPath(parent_path).storage_path
         shards = expand_braces(paths)
 
-        def show(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:
-            return progress_fn(iter(scans), total)
-
-        def prepare() -> set[str]:
-            found = prepare_dataset(
-                root,
-                shards=shards,
-                split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
-                split_patterns=split_parts_patterns,
-                split_config=split_config,
-                shuffle_seed=shuffle_seed,
-                num_workers=_usable_workers(workers),
-                media_filter=None if media_filter is None else media_filter.to_filter(),
-                tar_index_only=tar_index_only,
-                tmp_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path).parent,
-                progress=show,
-            )
-            return set(found.part_names)
-
+        prepare = functools.partial(
+            prepare_dataset,
+            root,
+            shards=shards,
+            split_ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+            split_patterns=split_parts_patterns,
+            split_config=split_config,
+            shuffle_seed=shuffle_seed,
+            num_workers=_usable_workers(workers),
+            media_filter=None if media_filter is None else media_filter.to_filter(),
+            tar_index_only=tar_index_only,
+            tmp_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path).parent,
+            progress=lambda scans, total: progress_fn(iter(scans), total),
+        )
         with _main_not_imported():
             try:
-                return prepare()
+                found = prepare()
             except DuplicateKeysError:
                 if not fix_duplicates:
                     raise
                 prefix_keys(root, shards, num_workers=_usable_workers(workers))
-                return prepare()
+                found = prepare()
+        return set(found.part_names)
 
     @classmethod
     def add_media_metadata(

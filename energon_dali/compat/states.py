@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from energon_dali.compat.samples import ExtendableDataclassMixin
+
 
 class FlexState(dict[str, Any]):
     """A state as a dict."""
@@ -28,19 +30,8 @@ class Savable(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class State(ExtendableDataclassMixin):
     """Base class of the records."""
-
-    @classmethod
-    def extend(cls, src: State, **kwargs: Any) -> State:
-        """Returns a record with the fields of another one of a base class, and further fields.
-
-        Args:
-            src: The record of the base class.
-            **kwargs: Fields that it lacks, or that replace its own.
-        """
-        values = {name: getattr(src, name) for name in type(src).__dataclass_fields__}
-        return cls(**{**values, **kwargs})
 
 
 @dataclass(slots=True, kw_only=True)

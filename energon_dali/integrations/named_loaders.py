@@ -24,25 +24,16 @@ class LoaderReferences:
     """
 
     def __init__(self, loaders: Loaders) -> None:
-        self._references = {name: weakref.ref(loader) for name, loader in named_loaders(loaders).items()}
+        found = {"train": loaders} if isinstance(loaders, BasicDataLoader) else loaders
+        if not isinstance(found, Mapping) or not all(isinstance(loader, BasicDataLoader) for loader in found.values()):
+            raise ConfigError(
+                f"loaders={loaders!r} is neither a loader nor a dict of loaders by name. Give what get_loader or "
+                'get_savable_loader returned, or {"train": train_loader, "val": val_loader}.'
+            )
+        self._references = {name: weakref.ref(loader) for name, loader in found.items()}
 
     def __iter__(self) -> Iterator[tuple[str, BasicDataLoader[Any]]]:
         for name, reference in self._references.items():
             loader = reference()
             if loader is not None:
                 yield name, loader
-
-
-def named_loaders(loaders: Loaders) -> dict[str, BasicDataLoader[Any]]:
-    """Returns loaders by name; a single one is called "train".
-
-    Raises:
-        ConfigError: Something else was given.
-    """
-    found = {"train": loaders} if isinstance(loaders, BasicDataLoader) else loaders
-    if not isinstance(found, Mapping) or not all(isinstance(loader, BasicDataLoader) for loader in found.values()):
-        raise ConfigError(
-            f"loaders={loaders!r} is neither a loader nor a dict of loaders by name. Give what get_loader or "
-            'get_savable_loader returned, or {"train": train_loader, "val": val_loader}.'
-        )
-    return dict(found)

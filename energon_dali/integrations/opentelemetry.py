@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterable
@@ -39,7 +40,7 @@ def observe_loaders(loaders: Loaders, meter: Meter | None = None) -> None:
         name = f"energon_dali.{declaration.name}" + (f".{declaration.unit}" if declaration.unit == "bytes" else "")
         create(
             name,
-            callbacks=[_Observations(reader, declaration)],
+            callbacks=[functools.partial(_observe, reader, declaration)],
             unit=_UNITS[declaration.unit],
             description=declaration.description,
         )
@@ -69,19 +70,8 @@ class _Reader:
         return self._rows
 
 
-class _Observations:
-    """Reads one metric of all loaders.
-
-    Args:
-        reader: Reads the loaders.
-        declaration: The metric.
-    """
-
-    def __init__(self, reader: _Reader, declaration: MetricDeclaration) -> None:
-        self._reader = reader
-        self._declaration = declaration
-
-    def __call__(self, options: CallbackOptions) -> Iterable[Observation]:
-        for attributes, statistics in self._reader.read():
-            for labels, value in self._declaration.samples(statistics):
-                yield Observation(value, {**attributes, **dict(zip(self._declaration.labels, labels, strict=True))})
+def _observe(reader: _Reader, declaration: MetricDeclaration, options: CallbackOptions) -> Iterable[Observation]:
+    """Reads one metric of all loaders."""
+    for attributes, statistics in reader.read():
+        for labels, value in declaration.samples(statistics):
+            yield Observation(value, {**attributes, **dict(zip(declaration.labels, labels, strict=True))})

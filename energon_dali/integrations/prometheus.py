@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -113,7 +112,5 @@ class MetricsServer:
     def __enter__(self) -> MetricsServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -47,6 +47,20 @@ class _NotForIteration(IterableDataset[Any]):
         )
 
 
+def of_all_ranks(number: int, accelerator: Any, world_size: int) -> list[int]:
+    """Returns a number of each rank. A collective call.
+
+    Args:
+        number: That of this rank.
+        accelerator: The Trainer's.
+        world_size: Number of ranks.
+    """
+    if world_size == 1:
+        return [number]
+    values: list[int] = accelerator.gather(torch.tensor([number], device=accelerator.device)).tolist()
+    return values
+
+
 class TrainingBatches:
     """The batches of a loader for the Trainer: each iteration is an epoch of the Trainer.
 
@@ -138,10 +152,7 @@ class EvaluationBatches:
 
     def all_ranks(self, number: int) -> list[int]:
         """Returns a number of each rank. A collective call."""
-        if self.world_size == 1:
-            return [number]
-        values: list[int] = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
-        return values
+        return of_all_ranks(number, self.accelerator, self.world_size)
 
     def _each_has_one(self, own: bool) -> bool:
         return min(self.all_ranks(int(own))) == 1

@@ -12,7 +12,7 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.integrations.loader_log import LoaderScalars
-from energon_dali.integrations.trainer_batches import EvaluationBatches, TrainingBatches, gather_rows
+from energon_dali.integrations.trainer_batches import EvaluationBatches, TrainingBatches, gather_rows, of_all_ranks
 from energon_dali.loader.basic_loader import BasicDataLoader
 from energon_dali.loader.loader_options import LoaderArguments
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
@@ -72,10 +72,14 @@ class LoaderTrainerMixin:
         self._resumed_from: str | None = None
         for name in ("train_dataset", "eval_dataset"):
             _refuse_loader(name, kwargs.get(name))
-        parent: Any = super()
-        parent.__init__(*args, **kwargs)
+        self._parent.__init__(*args, **kwargs)
 
     # --- training --------------------------------------------------------------------------------------------------
+
+    @property
+    def _parent(self) -> Any:
+        """The Trainer that the class derives from besides this one, which type checkers do not see."""
+        return super()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, see `Trainer.train`; a resumed training continues with the next batch.
@@ -85,9 +89,8 @@ class LoaderTrainerMixin:
             StateError: The checkpoint has no position of the loader, or it is of another dataset.
             LayoutError: The position does not fit this number of ranks and workers.
         """
-        parent: Any = super()
         if not isinstance(self.train_dataset, SavableDataset):
-            return parent.train(resume_from_checkpoint, *args, **kwargs)
+            return self._parent.train(resume_from_checkpoint, *args, **kwargs)
         self._check_arguments(resumes=bool(resume_from_checkpoint))
         folder = resume_from_checkpoint
         if folder is True:
@@ -97,7 +100,7 @@ class LoaderTrainerMixin:
             folder = tools.get_last_checkpoint(self.args.output_dir)
         self._resumed_from = folder or None
         try:
-            return parent.train(resume_from_checkpoint, *args, **kwargs)
+            return self._parent.train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self._resumed_from = self._training = None
             self._close_loaders()
@@ -112,37 +115,34 @@ class LoaderTrainerMixin:
             StateError: The checkpoint has no position of the loader, or it is of another dataset.
             LayoutError: The position does not fit this number of ranks and workers.
         """
-        parent: Any = super()
         if not isinstance(self.train_dataset, SavableDataset):
-            return parent.get_train_dataloader()
+            return self._parent.get_train_dataloader()
         if self.train_loader is not None:
             self.train_loader.close()
         self.train_loader = loader = get_savable_loader(self.train_dataset, **self.loader_options)
         if self._resumed_from is not None:
             _restore(loader, Path(self._resumed_from))
         self._scalars = LoaderScalars(loader) if self._log_loader else None
-        length = self._least(len(loader))
+        # The least of all ranks, so that all take the same number of steps.
+        length = min(of_all_ranks(len(loader), self.accelerator, self.args.world_size))
         self._training = TrainingBatches(loader, length or None)
         return self._training
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *args: Any, **kwargs: Any) -> Any:
         """Takes the next batches from the loader; its position is right even if the Trainer believes it skips some."""
-        parent: Any = super()
         if self._training is not None:
             epoch_iterator = self._training.endless()
-        return parent.get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
+        return self._parent.get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs, see `Trainer.log`; with log_loader=True, the loss comes with the statistics of the loader."""
-        parent: Any = super()
         if self._scalars is not None and "loss" in logs:
             logs = {**logs, **self._scalars.read()}
-        parent.log(logs, *args, **kwargs)
+        self._parent.log(logs, *args, **kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Saves this rank's position next to its random number generators."""
-        parent: Any = super()
-        parent._save_rng_state(output_dir)
+        self._parent._save_rng_state(output_dir)
         if self._training is not None:
             os.makedirs(output_dir, exist_ok=True)
             loader = self._training.loader
@@ -171,15 +171,6 @@ class LoaderTrainerMixin:
                 stacklevel=3,
             )
 
-    def _least(self, length: int) -> int:
-        """Returns the smallest of the lengths of all ranks, so that all take the same number of steps."""
-        if self.args.world_size == 1:
-            return length
-        import torch
-
-        lengths = self.accelerator.gather(torch.tensor([length], device=self.accelerator.device))
-        return int(lengths.min())
-
     # --- evaluation ------------------------------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -193,8 +184,7 @@ class LoaderTrainerMixin:
             dataset = self.eval_dataset[eval_dataset]
         if not isinstance(dataset, SavableDataset):
             _refuse_loader("eval_dataset", dataset)
-            parent: Any = super()
-            return parent.get_eval_dataloader(eval_dataset)
+            return self._parent.get_eval_dataloader(eval_dataset)
         return self._evaluated(dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -205,8 +195,7 @@ class LoaderTrainerMixin:
         """
         if not isinstance(test_dataset, SavableDataset):
             _refuse_loader("test_dataset", test_dataset)
-            parent: Any = super()
-            return parent.get_test_dataloader(test_dataset)
+            return self._parent.get_test_dataloader(test_dataset)
         return self._evaluated(test_dataset)
 
     def _evaluated(self, dataset: SavableDataset[Any]) -> EvaluationBatches:
@@ -223,13 +212,12 @@ class LoaderTrainerMixin:
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluates, see `Trainer.evaluation_loop`; batches of different sizes on the ranks are gathered whole."""
-        parent: Any = super()
         if not isinstance(dataloader, EvaluationBatches):
-            return parent.evaluation_loop(dataloader, *args, **kwargs)
+            return self._parent.evaluation_loop(dataloader, *args, **kwargs)
         before = self.gather_function
         self.gather_function = lambda values: gather_rows(values, dataloader)
         try:
-            output = parent.evaluation_loop(dataloader, *args, **kwargs)
+            output = self._parent.evaluation_loop(dataloader, *args, **kwargs)
         finally:
             self.gather_function = before
         if not self.is_in_train:

@@ -14,7 +14,7 @@ from energon_dali.av.audio.range_decoder import AudioRange, IndexWrongError, Ran
 from energon_dali.av.audio.resample import AudioFormat, resample_part
 from energon_dali.av.audio.scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
-from energon_dali.av.stream_facts import StreamFacts, check_readable
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -73,13 +73,7 @@ class AudioReader:
         Raises:
             DecodeError: The file cannot be opened, or has no audio stream that can be decoded, or it is encrypted.
         """
-        facts = self.file.find_stream("audio")
-        if facts is not None:
-            check_readable(facts)
-        if facts is None or not facts.codec:
-            kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.file.streams)
-            raise DecodeError(f"It has no audio stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
-        return facts
+        return self.file.decodable_stream("audio")
 
     @property
     def index(self) -> AudioIndex:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from energon_dali.av.colour import ColourFacts, DecodeScale, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
-from energon_dali.av.stream_facts import StreamFacts, check_readable
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video.packet_decoder import PacketDecoder
 from energon_dali.av.video.scan import Damaged, scan_frames
 from energon_dali.errors import ConfigError, DecodeError
@@ -51,12 +51,7 @@ class VideoReader:
         Raises:
             DecodeError: The file cannot be opened, or has no video stream that can be decoded, or it is encrypted.
         """
-        facts = self.file.find_stream("video")
-        if facts is not None:
-            check_readable(facts)
-        if facts is None or not facts.codec:
-            kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.file.streams)
-            raise DecodeError(f"It has no video stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
+        facts = self.file.decodable_stream("video")
         if not facts.width or not facts.height:  # an animated WebP, which FFmpeg lists and does not decode
             raise DecodeError("Its video stream has no size, so FFmpeg cannot decode it", facts.codec, ROUTE)
         return facts
