@@ -26,7 +26,7 @@ from energon_dali.view.statistics import collect_statistics, group_failures
 from energon_dali.view.thumbnail import find_thumbnail_part
 
 if TYPE_CHECKING:
-    from energon_dali.view.encoder_session import EncodedViews
+    from energon_dali.view.encoded import EncodedViews
 
 
 _POSITION = "position"

@@ -22,7 +22,7 @@ from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection
 
 if TYPE_CHECKING:
-    from energon_dali.view.encoder_session import EncodedViews
+    from energon_dali.view.encoded import EncodedViews
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
@@ -73,7 +73,8 @@ class Site:
         if not self.options.encoder:
             return None
         # Imported here: torch, which the loader brings, takes longer than all of the page.
-        from energon_dali.view.encoder_session import EncodedViews, load_encoder
+        from energon_dali.view.encoded import EncodedViews
+        from energon_dali.view.encoder_session import load_encoder
 
         load_encoder(self.options.encoder)  # raises for a mistake now, and not on the page
         return EncodedViews(replace(self.options, path=self.catalog.path))

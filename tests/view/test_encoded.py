@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 
 from energon_dali.metadataset.loader import prepare_metadataset
+from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.encoded_fields import FieldDescriber, to_array
-from energon_dali.view.encoder_session import EncodedViews, EncoderSession, answer_views
+from energon_dali.view.encoder_session import EncoderSession, answer_views
 from energon_dali.view.options import ViewOptions
 from energon_dali.view.pixels import find_images, to_uint8
 from energon_dali.view.strips import find_strips
