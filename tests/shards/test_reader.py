@@ -15,6 +15,7 @@ import pytest
 
 from energon_dali.errors import DatasetError, DatasetFormatError, ShardError
 from energon_dali.shards import RawSample, ShardExtents, ShardReader, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.index import extent_file
 from energon_dali.shards.index.extents import COLUMNS
 from energon_dali.shards.index.scattered_extents import ScatteredExtents
 from tests.shards.tars import captions, write_tar
@@ -312,12 +313,16 @@ def test_asking_for_what_is_not_there(dataset: tuple[Path, dict[str, dict[str, b
     reader.close()
 
 
-def test_entries_that_are_read_one_by_one_are_those_of_the_map(tmp_path: Path) -> None:
-    """An order that takes samples from everywhere reads entries of the index instead of mapping it."""
+def test_entries_that_are_read_one_by_one_are_those_of_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that takes samples from everywhere reads entries of the index instead of mapping it, if it is large."""
     captions(tmp_path)
     prepare_dataset(tmp_path)
     mapped, scattered = ShardReader(WebdatasetFolder(str(tmp_path))), ShardReader(WebdatasetFolder(str(tmp_path)))
-    scattered.expect_order(100_000, 10)
+    small = ShardReader(WebdatasetFolder(str(tmp_path)))
+    for reader in (small, scattered):
+        reader.expect_order(100_000, 10)
+    assert type(small.folder.index.shard(0)) is ShardExtents
+    monkeypatch.setattr(extent_file, "MAPPED_AT_ONCE_BYTES", 0)
     mapped.expect_order(100_000, 100_000)
     for shard, count in enumerate(mapped.folder.shard_counts):
         one, other = mapped.folder.index.shard(shard), scattered.folder.index.shard(shard)
@@ -328,5 +333,5 @@ def test_entries_that_are_read_one_by_one_are_those_of_the_map(tmp_path: Path) -
         rows = [shard] * count, list(range(count))
         random.Random(shard).shuffle(rows[1])
         assert [repr(raw) for raw in mapped.read(*rows)] == [repr(raw) for raw in scattered.read(*rows)]
-    for reader in (mapped, scattered):
+    for reader in (small, mapped, scattered):
         reader.close()

@@ -47,6 +47,9 @@ _ROW = struct.Struct("<8Q")
 
 FETCHED_BYTES = 1 << 20
 """Small sections of a remote file are fetched together up to this size."""
+MAPPED_AT_ONCE_BYTES = 64 << 10
+"""What a page fault maps: 16 pages. Reading entries of such a section takes several system calls, each of which hands
+the interpreter lock over where threads wait for it."""
 _LARGE_SECTION = 1 << 20
 """Size of a section from which on checking it touches more pages than should stay mapped."""
 _KEPT_NAMES = 4096
@@ -166,7 +169,8 @@ class ExtentFile:
 
         Args:
             index: Index of the shard.
-            is_scattered: Read each entry when it is wanted instead of mapping them, for samples from everywhere.
+            is_scattered: Read each entry when it is wanted instead of mapping them, for samples from everywhere. A
+                section that one page fault maps is mapped nevertheless.
 
         Raises:
             DatasetFormatError: The section is damaged.
@@ -187,7 +191,7 @@ class ExtentFile:
                 self._checked[index] = 1
                 if size >= _LARGE_SECTION:
                     self.release_pages()
-            if is_scattered:
+            if is_scattered and size > MAPPED_AT_ONCE_BYTES:
                 steps = self._steps[2 * index], self._steps[2 * index + 1]
                 return ScatteredExtents(
                     self._read_entry, offset, samples, parts, shard_bytes, part_names, formats, steps
