@@ -35,6 +35,8 @@ MIXTURE_READ_AHEAD = 512
 """Rows of a mixture that are requested before they are wanted, within the loader's limit of bytes."""
 _ISSUED_AGAIN = 32
 """Rows of a mixture that are taken before more of them are requested."""
+TAKEN_TOGETHER = 16
+"""Rows that are taken together of those that were requested ahead."""
 REPEATED_ROWS = 64
 """A small dataset that repeats is read at most this many rows ahead, or two passes: it is not read many times before it
 is wanted."""
@@ -137,17 +139,32 @@ class Fetch:
             self._tell_shard_cache(self._at + self._num_issued())
         else:
             self._tell_shard_cache(self._at + len(self._coming))
-        source = self._coming[0][0]
-        reads = self._reads.get(source)
+        reads = self._reads.get(self._coming[0][0])
         if reads is not None:
-            raw = reads.take()
-            self._metrics.count_read(1, _size([raw]))
-            self._ready.append((raw, self._coming.popleft()))
+            self._take_read(reads)
         elif self._reads:
             self._read_now([self._coming.popleft()])
         else:
             self._read_now([self._coming.popleft() for _ in range(min(self._read_size, len(self._coming)))])
         self._clock.add(time.perf_counter() - start)
+
+    def _take_read(self, reads: Reads) -> None:
+        """Takes the next row, for which it waits, and those after it that were read already.
+
+        Args:
+            reads: What reads the next row.
+        """
+        raws = [reads.take()]
+        self._ready.append((raws[0], self._coming.popleft()))
+        most = TAKEN_TOGETHER if self._issued_rows is None else self._until_issue
+        while len(raws) < most and self._coming:
+            following = self._reads.get(self._coming[0][0])
+            if following is None or not following.is_next_read():
+                break
+            raws.append(following.take())
+            self._ready.append((raws[-1], self._coming.popleft()))
+        self._until_issue -= len(raws) - 1
+        self._metrics.count_read(len(raws), _size(raws))
 
     def _read_now(self, rows: list[Row]) -> None:
         """Reads rows from disks."""

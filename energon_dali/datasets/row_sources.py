@@ -79,6 +79,9 @@ class Reads(Protocol):
     def issue(self, count: int | None = None) -> None:
         """Requests the next rows; None requests as many as the limits allow."""
 
+    def is_next_read(self) -> bool:
+        """Returns whether the bytes of the next sample are there, so that taking it neither waits nor fails."""
+
     def take(self) -> RawSample | DatasetError:
         """Returns the next sample, or the error that prevented reading it."""
 

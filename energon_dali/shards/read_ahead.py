@@ -9,7 +9,7 @@ A reader plans rows, requests the bytes of those that come soon, and returns the
 
 A request covers the wanted samples that are near each other in a shard, also those that are wanted later, if they are
 planned already. So shards are streamed in large requests where the order keeps to a window that fits into the limit of
-memory, and samples that are scattered more widely are requested one by one.
+memory. Of samples that are scattered more widely, only neighbours that come soon after each other share a request.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class PlannedReads:
         self._lanes = lanes
         self.after_fork()
         self._request_bytes = REQUEST_BYTES
+        self._reserved_bytes = 0
+        """What samples that are wanted later leave to those that come next."""
         self._rows_seen = 0
         self._bytes_seen = 0
         self._pool: RequestPool = current_scope().requests
@@ -160,12 +162,17 @@ class PlannedReads:
         # lane needs for a large request, shards are streamed. A window and a half are held then.
         spare = limit - (issued + 3 * self._window // 2) * row_bytes
         if spare >= 0 and 4 * self._window <= MOST_ROWS:
+            self._reserved_bytes = 0
             self._request_bytes = min(REQUEST_BYTES, max(FEWEST_REQUEST_BYTES, spare // self._lanes))
             ahead = 4 * self._window + 2 * self._lanes * self._request_bytes // row_bytes
             return max(FEWEST_ROWS, min(issued, MOST_ROWS // 16)), FEWEST_ROWS + min(issued + ahead, MOST_ROWS)
+        # The window does not fit, so that samples are scattered. What is left of the limit holds neighbours that are
+        # wanted later: it is full if those that come within about three times as many rows are fetched together.
         self._request_bytes = REQUEST_BYTES
         issued = max(FEWEST_ROWS, min(issued, 4 * self._pool.limit))
-        return issued, 2 * issued
+        self._reserved_bytes = issued * row_bytes
+        fitting = max(0, limit // row_bytes - issued)
+        return issued, 2 * issued + min(3 * fitting, 4 * self._window, MOST_ROWS)
 
     def plan(self, shards: Sequence[int], samples: Sequence[int]) -> None:
         """Adds the next rows.
@@ -250,7 +257,7 @@ class PlannedReads:
                 else:
                     break
                 far = not found.runs or _gap(last, found, step) > gap_limit(last.size, found.size)
-                if far or not self._fits(found.size):
+                if far or not self._fits(found.size + self._reserved_bytes):
                     break
                 del unissued[found.sample]
                 group.append(found)
@@ -286,6 +293,15 @@ class PlannedReads:
         ]
         for row, found in zip(group, where, strict=True):
             row.pieces = [(futures[number], index) for number, index in found]
+
+    def is_next_read(self) -> bool:
+        """Returns whether the bytes of the next sample are there."""
+        if not self._issued:
+            return False
+        for future, _ in self._issued[0].pieces or ():
+            if not future.done() or future.exception() is not None:
+                return False
+        return True
 
     def take(self) -> RawSample | DatasetError:
         """Returns the next sample, or the error that prevented reading it; waits for its bytes.

@@ -330,6 +330,10 @@ class JoinedReads:
         for column in self._ahead:
             column.issue(count)
 
+    def is_next_read(self) -> bool:
+        """Returns whether the bytes of the next sample are there; False where some are read when it is taken."""
+        return len(self._ahead) == len(self._columns) and all(column.is_next_read() for column in self._ahead)
+
     def take(self) -> RawSample | DatasetError:
         """Returns the next sample, or the error that prevented reading it."""
         shard, row, locations = self._rows[0]

@@ -66,6 +66,7 @@ class RequestPool:
         self.is_allowed = read_ahead_bytes != 0
         """Whether files may be read ahead."""
         self._durations: deque[float] = deque(maxlen=_MEASURED)
+        self._measured_limit = 2 * FEWEST_REQUESTS
         self._users: dict[object, int] = {}  # bytes that each of them holds or waits for
         self.after_fork()
         drop_in_child(self)
@@ -83,12 +84,7 @@ class RequestPool:
     @property
     def limit(self) -> int:
         """Number of requests that may be in flight now."""
-        if self._requests_in_flight is not None:
-            return self._requests_in_flight
-        if not self._durations:
-            return 2 * FEWEST_REQUESTS
-        latency = min(self._durations)
-        return min(MOST_REQUESTS, FEWEST_REQUESTS * (1 + int(latency / _SECONDS_PER_REQUEST)))
+        return self._measured_limit if self._requests_in_flight is None else self._requests_in_flight
 
     @property
     def bytes_per_user(self) -> int:
@@ -171,6 +167,8 @@ class RequestPool:
 
     def _note(self, seconds: float, size: int) -> None:
         self._durations.append(seconds)
+        latency = min(self._durations)
+        self._measured_limit = min(MOST_REQUESTS, FEWEST_REQUESTS * (1 + int(latency / _SECONDS_PER_REQUEST)))
         if self._count is not None:
             self._count("read_ahead.requests", 1)
             self._count("read_ahead.bytes_fetched", size)
