@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 FIRST_PLANNED = 128
 """Rows that are planned together at the beginning; their number doubles each time."""
-MOST_PLANNED = 512
+MOST_PLANNED = 2048
 """Most rows that are planned together, for one source."""
+MOST_LISTED = 512
+"""Most rows of a plan that are held as Python's integers."""
 PLANNED_PER_SOURCE = 64
 """The same for each of several sources: planning has a cost per source."""
 LARGEST_PLAN = 65_536
@@ -145,7 +147,13 @@ class Fetch:
         elif self._reads:
             self._read_now([self._coming.popleft()])
         else:
-            self._read_now([self._coming.popleft() for _ in range(min(self._read_size, len(self._coming)))])
+            rows = list(islice(self._coming, self._read_size))
+            if len(rows) == len(self._coming):
+                self._coming.clear()
+            else:
+                for _ in rows:
+                    self._coming.popleft()
+            self._read_now(rows)
         self._clock.add(time.perf_counter() - start)
 
     def _take_read(self, reads: Reads) -> None:
@@ -256,7 +264,7 @@ class Fetch:
             self._first, offset = first, 0
             self._columns = self._plan.rows(first, min(stop, first + self._planned_size), self._stream)
             self._planned_size = min(2 * self._planned_size, self._most_planned)
-        columns = self._columns.take(slice(offset, offset + MOST_PLANNED))
+        columns = self._columns.take(slice(offset, offset + MOST_LISTED))
         numbers = self._starts[self._offsets[columns.sources] + columns.shards] + columns.indices
         seeds = sample_seeds(self._source_seeds[columns.sources], columns.passes, numbers)
         lists = (columns.sources, columns.shards, columns.indices, columns.passes, numbers, seeds)

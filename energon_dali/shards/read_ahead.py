@@ -123,6 +123,7 @@ class PlannedReads:
         """What samples that are wanted later leave to those that come next."""
         self._rows_seen = 0
         self._bytes_seen = 0
+        self._rows_taken = 0
         self._pool: RequestPool = current_scope().requests
         self._user = object()
         self._pool.join(self._user)
@@ -167,12 +168,13 @@ class PlannedReads:
             ahead = 4 * self._window + 2 * self._lanes * self._request_bytes // row_bytes
             return max(FEWEST_ROWS, min(issued, MOST_ROWS // 16)), FEWEST_ROWS + min(issued + ahead, MOST_ROWS)
         # The window does not fit, so that samples are scattered. What is left of the limit holds neighbours that are
-        # wanted later: it is full if those that come within about three times as many rows are fetched together.
+        # wanted later: it is full if those that come within about three times as many rows are fetched together. It is
+        # filled slowly, or reading would be slower at first.
         self._request_bytes = REQUEST_BYTES
         issued = max(FEWEST_ROWS, min(issued, 4 * self._pool.limit))
         self._reserved_bytes = issued * row_bytes
         fitting = max(0, limit // row_bytes - issued)
-        return issued, 2 * issued + min(3 * fitting, 4 * self._window, MOST_ROWS)
+        return issued, 2 * issued + min(3 * fitting, 4 * self._window, MOST_ROWS, self._rows_taken // 2)
 
     def plan(self, shards: Sequence[int], samples: Sequence[int]) -> None:
         """Adds the next rows.
@@ -315,6 +317,7 @@ class PlannedReads:
         row = self._issued[0]
         found = row.error or self._assemble(row)
         self._issued.popleft()
+        self._rows_taken += 1
         for future, index in row.pieces or ():
             if future.exception() is None:
                 future.result()[index] = b""  # what a request brought for other samples stays

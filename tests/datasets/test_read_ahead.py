@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import DatasetError, ShardError
 from energon_dali.plan import Slices
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.read_ahead import PlannedReads
 from energon_dali.shards.storage import store
 from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.datasets.oracle import check_resume, config
@@ -222,3 +224,53 @@ def test_a_shard_that_fails_costs_its_samples_alone(tmp_path: Path) -> None:
     for lost in (second, fourth):
         assert isinstance(lost, DatasetError)
         assert "shard_1.tar" in str(lost)
+
+
+class _Neighbours:
+    """A source of one shard, whose samples are next to each other."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.requests: list[tuple[int, int]] = []
+
+    def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
+        """Needs nothing."""
+
+    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
+        return self, [(0, 1, sample * self.size, self.size)]  # type: ignore[return-value]
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        self.requests.append((offset, size))
+        return bytes(size)
+
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes | memoryview, int]]) -> RawSample:
+        return RawSample(str(sample), "", sample, shard, sample, {"x": pieces[0][1]})
+
+    def unreadable(self, shard: int, error: Exception) -> DatasetError:
+        return ShardError(str(error), "")
+
+
+def test_scattered_neighbours_share_requests_within_the_limit() -> None:
+    """Where the window does not fit into the limit, neighbours that are wanted later fill what is left of it."""
+    size, count, limit = 1000, 8000, 400_000
+    order = list(range(count))
+    random.Random(0).shuffle(order)
+    source = _Neighbours(size)
+    with read_scope(ReadScope(read_ahead_bytes=limit, requests_in_flight=8)):
+        reads = PlannedReads(source, window=count)
+        coming, taken, most = list(order), [], 0
+        while len(taken) < count:
+            wanted = min(reads.rows_wanted(), len(coming))
+            if wanted > 0:
+                reads.plan([0] * wanted, coming[:wanted])
+                del coming[:wanted]
+            reads.issue()
+            assert reads.num_issued >= min(32, count - len(taken))  # neighbours leave room for what comes next
+            found = reads.take()
+            assert isinstance(found, RawSample)
+            taken.append(found.sample_index)
+            most = max(most, reads._held_bytes)
+        reads.close()
+    assert taken == order
+    assert limit // 2 < most <= limit + size
+    assert len(source.requests) < 0.9 * count
