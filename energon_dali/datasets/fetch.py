@@ -104,8 +104,9 @@ class Fetch:
         self._until_issue = 0
 
     def _forget_plan(self) -> None:
-        self._first, self._columns = 0, Rows.joined([])
-        self._first_listed, self._listed = 0, list[Row]()
+        # Each with its first row in one value, which an interrupt cannot divide.
+        self._planned = 0, Rows.joined([])
+        self._listed = 0, list[Row]()
 
     def take(self, row: int, stop: int) -> Fetched:
         """Returns a row.
@@ -246,25 +247,24 @@ class Fetch:
 
     def _rows(self, first: int, count: int, stop: int) -> list[Row]:
         """Returns at least one and at most `count` of the rows from a position on, which is below `stop`."""
-        offset = first - self._first_listed
-        if not 0 <= offset < len(self._listed):
-            self._first_listed, offset = first, 0
-            self._listed = self._list_rows(first, stop)
-        return self._listed[offset : offset + count]
+        start, rows = self._listed
+        if not start <= first < start + len(rows):
+            start, rows = self._listed = first, self._list_rows(first, stop)
+        return rows[first - start : first - start + count]
 
     def _list_rows(self, first: int, stop: int) -> list[Row]:
-        offset = first - self._first
-        if not 0 <= offset < len(self._columns):
+        start, planned = self._planned
+        if not start <= first < start + len(planned):
             if not self._plan.num_samples:
                 names = ", ".join(source.name for source in self._sources)
                 raise EmptyDatasetError(
                     f"{names} has no sample to repeat: its split is empty. Choose another split_part, or look at "
                     "split.yaml in its .nv-meta folder."
                 )
-            self._first, offset = first, 0
-            self._columns = self._plan.rows(first, min(stop, first + self._planned_size), self._stream)
+            rows = self._plan.rows(first, min(stop, first + self._planned_size), self._stream)
+            start, planned = self._planned = first, rows
             self._planned_size = min(2 * self._planned_size, self._most_planned)
-        columns = self._columns.take(slice(offset, offset + MOST_LISTED))
+        columns = planned.take(slice(first - start, first - start + MOST_LISTED))
         numbers = self._starts[self._offsets[columns.sources] + columns.shards] + columns.indices
         seeds = sample_seeds(self._source_seeds[columns.sources], columns.passes, numbers)
         lists = (columns.sources, columns.shards, columns.indices, columns.passes, numbers, seeds)

@@ -105,6 +105,9 @@ class PlannedNumbers:
         if rows:
             self.issued.extend(self.reader.read(*zip(*rows, strict=True)))
 
+    def is_next_read(self) -> bool:
+        return False
+
     def take(self) -> RawSample | DatasetError:
         if not self.issued:
             self.issue(1)
