@@ -1,8 +1,8 @@
 """energon_dali or megatron-energon, reading from the S3 server with two workers; the same code for both.
 
 Batches hold keys alone, so that reading and decoding are measured, and not the way of the bytes to the trainer.
-Options: library, window (0 for none), lanes (`parallel_shard_iters`, 0 for the default), workers, local (reads the same
-files from the disk).
+Options: library, window (0 for none), lanes (`parallel_shard_iters`, 0 for the default), workers, decoder ("sample", or
+"dali" for energon_dali's DaliDecoder on the CPU), local (reads the same files from the disk).
 """
 
 from __future__ import annotations
@@ -77,8 +77,13 @@ def task_encoder(task: Task) -> Any:
     part = part_of(task)
     decoded = task.output == "decoded"
 
+    if task.options.get("decoder") == "dali":
+        made = library.DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
+    else:
+        made = library.SampleDecoder(image_decode="torchrgb8")
+
     class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
-        decoder = library.SampleDecoder(image_decode="torchrgb8") if decoded else None
+        decoder = made if decoded else None
         cookers = (library.Cooker(cook),)
 
         def encode_sample(self, sample: Any) -> Any:
