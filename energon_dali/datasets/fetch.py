@@ -12,13 +12,12 @@ import numpy as np
 
 from energon_dali.datasets.row_sources import Reads, Source
 from energon_dali.errors import DatasetError, EmptyDatasetError
-from energon_dali.plan import Plan, Rows, sample_seeds
+from energon_dali.plan import Rows, sample_seeds
 from energon_dali.plan.plan import RowSource
 from energon_dali.plan.rng import Int64Array
-from energon_dali.shards import RawSample, ShardReader
+from energon_dali.shards import RawSample
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.parallel_calls import call_together
-from energon_dali.shards.storage.store import StreamFollower, current_scope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import StreamContext
@@ -84,8 +83,6 @@ class Fetch:
         """By source, what reads it ahead."""
         self._shards: dict[int, set[int]] = {}
         """By source, shards of which rows were planned to be read ahead."""
-        self._follower: StreamFollower | None = None
-        self._is_followed = False
         self._planned_size = FIRST_PLANNED
         self._forget_plan()
         self._at = -1
@@ -139,9 +136,6 @@ class Fetch:
             self._until_issue = 0
         if self._reads:
             self._read_ahead(stop)
-            self._tell_shard_cache(self._at + self._num_issued())
-        else:
-            self._tell_shard_cache(self._at + len(self._coming))
         reads = self._reads.get(self._coming[0][0])
         if reads is not None:
             self._take_read(reads)
@@ -289,28 +283,6 @@ class Fetch:
             if source in self._reads:
                 self._reads[source].issue(count)
 
-    def _num_issued(self) -> int:
-        if self._issued_rows is None:
-            return next(iter(self._reads.values())).num_issued
-        return min(len(self._coming), self._issued_rows)
-
-    # --- the cache of shards ----------------------------------------------------------------------------------------
-
-    def _tell_shard_cache(self, row: int) -> None:
-        """Tells the cache of shards, if the loader has one, which row is the first that has not been asked for."""
-        if not self._is_followed:
-            self._is_followed = True
-            cache = current_scope().shard_cache
-            shards = {
-                number: (reader.folder, reader.part_filter)
-                for number, source in enumerate(self._sources)
-                if isinstance(reader := source.reader, ShardReader)
-            }
-            if cache is not None and shards and isinstance(self._plan, Plan):
-                self._follower = cache.follow(self._plan, self._stream, shards, self._at)
-        if self._follower is not None:
-            self._follower.advance(row)
-
     def forget(self) -> None:
         """Forgets all rows that were read or requested."""
         self.after_fork()
@@ -320,9 +292,6 @@ class Fetch:
     def close(self) -> None:
         """Forgets all rows, and closes the readers."""
         self.forget()
-        if self._follower is not None:
-            self._follower.close()
-        self._follower, self._is_followed = None, False
         for reads in self._reads.values():
             reads.close()
         self._reads.clear()

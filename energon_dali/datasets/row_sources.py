@@ -66,10 +66,6 @@ class Reads(Protocol):
     def __len__(self) -> int:
         """Returns the number of rows that are planned and not taken."""
 
-    @property
-    def num_issued(self) -> int:
-        """Number of rows, from the next one on, that were requested."""
-
     def rows_wanted(self) -> int:
         """Returns how many more rows to plan now."""
 

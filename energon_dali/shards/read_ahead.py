@@ -141,11 +141,6 @@ class PlannedReads:
         """Returns the number of rows that are planned and not taken."""
         return len(self._planned) + len(self._issued)
 
-    @property
-    def num_issued(self) -> int:
-        """Number of rows, from the next one on, that were requested."""
-        return len(self._issued)
-
     def rows_wanted(self) -> int:
         """Returns how many more rows to plan now; 0 if enough are planned."""
         issued, planned = self._targets()

@@ -90,10 +90,6 @@ class PlannedNumbers:
     def __len__(self) -> int:
         return len(self.planned) + len(self.issued)
 
-    @property
-    def num_issued(self) -> int:
-        return len(self.issued)
-
     def rows_wanted(self) -> int:
         return max(0, 8 - len(self))
 

@@ -302,11 +302,6 @@ class JoinedReads:
         """Returns the number of rows that are planned and not taken."""
         return len(self._rows)
 
-    @property
-    def num_issued(self) -> int:
-        """Number of rows, from the next one on, that were requested."""
-        return min(column.num_issued for column in self._ahead)
-
     def rows_wanted(self) -> int:
         """Returns how many more rows to plan now."""
         planned = len(self._rows)
