@@ -3,7 +3,7 @@
     python -m benchmarks.remote.shard_cache_loader [--nodes 2] [--ranks 1] [--room 0.5] [--batch-seconds 0.04]
 
 What is printed is bytes read from the store / bytes of the shards that the node reads in an epoch. How slowly batches
-are taken matters where blocks are fetched ahead. `shard_cache_policies` computes what a policy can reach.
+are taken would matter to a cache that fetches ahead. `shard_cache_policies` computes what a policy can reach.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20, help="in each shard")
     parser.add_argument("--sample-bytes", type=int, default=20_000)
     parser.add_argument("--window", type=int, default=50)
-    parser.add_argument("--fill-requests", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     streams = options.nodes * options.ranks
@@ -74,7 +73,6 @@ def main() -> None:
                 Path(scratch) / "cache",
                 max_bytes=int(options.room * total) + SMALL_FILES_BYTES,
                 block_bytes=BLOCK_BYTES,
-                fill_requests=options.fill_requests,
             )
             loaders.append(get_savable_loader(dataset, shard_cache=cache, read_ahead_bytes=2 << 20))
         iterators = [iter(loader) for loader in loaders]

@@ -1,4 +1,4 @@
-"""A cache of shards on the node: blocks of remote shards on local disk, filled and evicted by plan."""
+"""A cache of shards on the node: blocks of remote shards on local disk, which jobs fill as they read."""
 
 from __future__ import annotations
 

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
 
-from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes, pages
-from energon_dali.cache.shard_cache.plan_file import FOLDER as PLANS
+from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, BlockName, file_bytes, pages
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
-from energon_dali.plan.rng import Int64Array, Uint64Array
+from energon_dali.plan.rng import Int64Array
 
 BLOCKS = "blocks"
 CLAIMS = "claims"
 OBJECTS = "objects"
+JOBS = "jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFolder:
+    """The folder of the blocks of a version of a shard."""
+
+    shard: bytes
+    """16 bytes: key of the shard."""
+    version: bytes
+    """8 bytes: of the object."""
+
+    @property
+    def dataset(self) -> bytes:
+        """8 bytes: key of the dataset."""
+        return self.shard[:8]
+
+    @property
+    def path(self) -> str:
+        """Path in the folder of the cache."""
+        return BlockName(self.shard, self.version, 0).folder
 
 
 @dataclass(slots=True, eq=False)
 class BlockListing:
     """The blocks on disk."""
 
-    folders: list[str]
-    """Names of the folders in `blocks/`."""
+    folders: list[BlockFolder]
+    """The folders in `blocks/`."""
     folder: Int64Array
     """int64[n]: index of the folder of each block."""
     number: Int64Array
     """int64[n]: number of the block in its shard."""
     size: Int64Array
     """int64[n]: bytes of the block."""
-    shard: Uint64Array
-    """uint64[n]: key of its shard."""
     total_bytes: int
     """Of everything in the cache's folder."""
 
     def path(self, row: int) -> str:
         """Returns the path of a block in the folder of the cache."""
-        return (
-            f"{BLOCKS}/{self.folders[int(self.folder[row])]}/{block_file(int(self.number[row]), int(self.size[row]))}"
-        )
+        return f"{self.folders[int(self.folder[row])].path}/{block_file(int(self.number[row]), int(self.size[row]))}"
 
 
 def list_blocks(cache: PrivateFolder) -> BlockListing:
@@ -46,32 +63,35 @@ def list_blocks(cache: PrivateFolder) -> BlockListing:
     Args:
         cache: The folder of the cache.
     """
-    folders = sorted(name for name in cache.list(BLOCKS) if len(name) == 49)
+    folders = list_folders(cache)
     rows: list[tuple[int, int, int]] = []
-    keys = []
-    total = 0
+    total = PAGE_BYTES * len(folders)
     for index, folder in enumerate(folders):
-        try:
-            keys.append(int.from_bytes(bytes.fromhex(folder[:16]), "little"))
-        except ValueError:
-            keys.append(0)
-            continue
-        total += PAGE_BYTES
-        names = cache.list(f"{BLOCKS}/{folder}")
+        names = cache.list(folder.path)
         for name in names:
             number, _, size = name.partition("-")
             if number.isdecimal() and size.isdecimal():
                 rows.append((index, int(number), int(size)))
         if not names:
-            cache.remove_folder(f"{BLOCKS}/{folder}")
+            cache.remove_folder(folder.path)
     table = np.array(rows, np.int64).reshape(-1, 3)
     total += int(file_bytes(table[:, 2]).sum())
-    for folder in (CLAIMS, PLANS, OBJECTS):
-        total += sum(_bytes_on_disk(cache, f"{folder}/{name}") for name in cache.list(folder))
+    for place in (CLAIMS, OBJECTS, JOBS):
+        total += sum(_bytes_on_disk(cache, f"{place}/{name}") for name in cache.list(place))
     # The folder itself, and what is always in it: folders and small files, each of a page or more.
     total += PAGE_BYTES + sum(max(PAGE_BYTES, _bytes_on_disk(cache, name)) for name in cache.list())
-    shards = np.array(keys, np.uint64)[table[:, 0]] if len(table) else np.zeros(0, np.uint64)
-    return BlockListing(folders, table[:, 0], table[:, 1], table[:, 2], shards, total)
+    return BlockListing(folders, table[:, 0], table[:, 1], table[:, 2], total)
+
+
+def list_folders(cache: PrivateFolder) -> list[BlockFolder]:
+    """Returns the folders of blocks."""
+    folders = []
+    for name in sorted(cache.list(BLOCKS)):
+        with contextlib.suppress(ValueError):
+            shard, version = map(bytes.fromhex, name.split("-"))
+            if (len(shard), len(version)) == (16, 8):
+                folders.append(BlockFolder(shard, version))
+    return folders
 
 
 def _bytes_on_disk(cache: PrivateFolder, name: str) -> int:

@@ -15,7 +15,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,13 +29,22 @@ from energon_dali.cache.shard_cache.block_file import (
     read_block,
     write_block,
 )
-from energon_dali.cache.shard_cache.block_listing import BLOCKS, CLAIMS, OBJECTS, BlockListing, block_file, list_blocks
-from energon_dali.cache.shard_cache.future import FloatArray, Future, eviction_order
-from energon_dali.cache.shard_cache.ledger import Ledger, read_ledger, write_ledger
-from energon_dali.cache.shard_cache.plan_file import FOLDER as PLANS
+from energon_dali.cache.shard_cache.block_listing import (
+    BLOCKS,
+    CLAIMS,
+    JOBS,
+    OBJECTS,
+    BlockListing,
+    block_file,
+    list_blocks,
+    list_folders,
+)
+from energon_dali.cache.shard_cache.eviction import Shares, choose_victims
+from energon_dali.cache.shard_cache.ledger import ANY_JOB, Ledger, read_ledger, write_ledger
+from energon_dali.cache.shard_cache.object_record import read_record
 from energon_dali.cache.shard_cache.private_folder import FolderLock, PrivateFolder
-from energon_dali.plan.next_use import block_ids
-from energon_dali.plan.rng import Uint64Array
+from energon_dali.cache.shard_cache.running_jobs import RunningJobs
+from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.storage.store import current_scope
 
 LOCK_SECONDS = 2.0
@@ -75,37 +84,27 @@ class BlockStore:
     Args:
         folder: The folder of the cache.
         max_bytes: Most bytes on disk, of all processes together.
-        own_future: Returns what the streams of this process will use.
-        node_future: Returns what the streams of all processes of the node will use.
+        job: 8 bytes: key of the job of this process.
 
     Raises:
         OSError: The folder cannot be written.
     """
 
-    def __init__(
-        self,
-        folder: PrivateFolder,
-        max_bytes: int,
-        own_future: Callable[[], Future],
-        node_future: Callable[[], Future],
-    ) -> None:
+    def __init__(self, folder: PrivateFolder, max_bytes: int, job: bytes) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
-        self._own_future = own_future
-        self._node_future = node_future
-        for name in (BLOCKS, CLAIMS, OBJECTS, PLANS):
+        self.jobs = RunningJobs(folder, job)
+        for name in (BLOCKS, CLAIMS, OBJECTS, JOBS):
             folder.make(name)
         self._lock = FolderLock(folder, "lock")
         with self._lock.held(LOCK_SECONDS):  # a file system without locks fails here
             pass
         self._ledger = folder.open("ledger", os.O_RDWR | os.O_CREAT)
         self._fetching: dict[str, Claim] = {}
+        if self.total_bytes() > max_bytes:  # the limit is lower than it was
+            self.add_bytes(0)
 
     # --- reading ---------------------------------------------------------------------------------------------------
-
-    def has(self, name: BlockName, size: int) -> bool:
-        """Returns whether a block is on disk."""
-        return self.folder.stat(_path(name, size)) is not None
 
     def read(self, name: BlockName, size: int, start: int, stop: int) -> bytes | None:
         """Returns bytes start ... stop - 1 of a block; None if it is not on disk, or damaged, which removes it.
@@ -127,10 +126,7 @@ class BlockStore:
             self.folder.unlink(path)  # a link is not what was written
             return None
         try:
-            data = read_block(descriptor, name, size, start, stop)
-            status = os.fstat(descriptor)
-            os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # for blocks that no plan covers
-            return data
+            return read_block(descriptor, name, size, start, stop)
         except DamagedBlockError:
             self._remove(path, size, os.fstat(descriptor))
             return None
@@ -190,18 +186,18 @@ class BlockStore:
             os.close(descriptor)
 
     def admit(self, claim: Claim) -> bool:
-        """Makes room for a claimed block; returns False if the cache is full of blocks that are needed earlier."""
+        """Makes room for a claimed block; returns False if the cache is full of blocks that stay."""
         need = file_bytes(claim.size)
         if self.folder.stat(claim.name.folder) is None:
             need += PAGE_BYTES
-        if need > self.max_bytes or self._refused(claim.name, need, self._peek()):
+        if need > self.max_bytes or self._is_refused(need, self._peek()):
             return False
         with self._lock.held(LOCK_SECONDS) as held:
             if not held:
                 return False
             ledger = self._read_ledger()
             if ledger.total_bytes + need > self.max_bytes and (
-                self._refused(claim.name, need, ledger) or not self._evict(need, ledger, claim.name)
+                self._is_refused(need, ledger) or not self._evict_for_block(need, ledger)
             ):
                 write_ledger(self._ledger, ledger)
                 return False
@@ -281,8 +277,8 @@ class BlockStore:
         with self._lock.held(LOCK_SECONDS) as held:
             if held:
                 ledger = self._read_ledger()
-                if delta > 0 and ledger.total_bytes + delta > self.max_bytes:
-                    self._evict(delta, ledger)
+                if delta >= 0 and ledger.total_bytes + delta > self.max_bytes:
+                    self._evict_for_file(delta, ledger)
                 ledger.total_bytes = max(0, ledger.total_bytes + delta)
                 write_ledger(self._ledger, ledger)
 
@@ -296,66 +292,94 @@ class BlockStore:
     def _read_ledger(self) -> Ledger:
         return read_ledger(self._ledger) or Ledger(list_blocks(self.folder).total_bytes)
 
-    def _refused(self, name: BlockName, need: int, ledger: Ledger) -> bool:
-        """Returns whether a block is needed later than everything in a full cache, as far as was found lately."""
+    def _is_refused(self, need: int, ledger: Ledger) -> bool:
+        """Returns whether the cache is full, and lately had nothing to evict for this job."""
         now = time.time()
-        if ledger.total_bytes + need <= self.max_bytes or not now < ledger.refused_until < now + 60:
-            return False
-        seconds = float(self._own_future().seconds_until(*_row(name))[0])
-        return now + seconds >= ledger.refused_after  # False for nan: its future is unknown
+        return (
+            ledger.total_bytes + need > self.max_bytes
+            and now < ledger.refused_until < now + 2 * _LONGEST_REFUSAL_SECONDS
+            and ledger.refused_job in (ANY_JOB, self.jobs.own)
+        )
 
-    def _evict(self, need: int, ledger: Ledger, name: BlockName | None = None) -> bool:
-        """Evicts blocks until there is room; returns False if all that are there are needed earlier than a new one.
+    def _evict_for_block(self, need: int, ledger: Ledger) -> bool:
+        """Evicts blocks until there is room for another one; returns False if those that are there stay.
 
         Args:
             need: Bytes that are added.
             ledger: Receives the total.
-            name: The new block; None is another file, which is needed more than any block.
         """
         began = time.monotonic()
-        self._remove_stale_claims()
+        listing = self._clean(ledger)
+        short = ledger.total_bytes + need - self.max_bytes
+        if short <= 0:
+            return True
+        shares = self._shares(listing)
+        may_go = [shares.is_finished(one.dataset) or shares.is_surplus(one.dataset) for one in listing.folders]
+        rows = self._oldest_first(listing, np.flatnonzero(np.array(may_go, bool)[listing.folder]))
+        datasets = [listing.folders[folder].dataset for folder in listing.folder[rows].tolist()]
+        sizes = file_bytes(listing.size[rows]).tolist()
+        has_room = shares.has_room(self.jobs.own, need)
+        wanted = max(short, self.max_bytes // EVICTED_SHARE)
+        victims = choose_victims(datasets, sizes, shares, wanted, from_surplus=has_room)
+        if sum(sizes[victim] for victim in victims) >= short:
+            self._evict(listing, rows[victims].tolist(), ledger)
+            return True
+        spent = time.monotonic() - began
+        if spent > _CHEAP_SECONDS:  # the next blocks are refused without looking through the cache
+            ledger.refused_until = time.time() + min(_REFUSAL_FACTOR * spent, _LONGEST_REFUSAL_SECONDS)
+            may_share = not has_room and any(map(shares.is_surplus, datasets))
+            ledger.refused_job = self.jobs.own if may_share else ANY_JOB
+        return False
+
+    def _evict_for_file(self, need: int, ledger: Ledger) -> None:
+        """Evicts blocks until there is room for another file, which is needed more than any block.
+
+        Args:
+            need: Bytes that are added.
+            ledger: Receives the total.
+        """
+        listing = self._clean(ledger)
+        rows = self._oldest_first(listing, np.arange(len(listing.size))).tolist()
+        shares = self._shares(listing)
+        rows.sort(key=lambda row: not shares.is_finished(listing.folders[int(listing.folder[row])].dataset))
+        freed = np.cumsum(file_bytes(listing.size[rows]))
+        short = ledger.total_bytes + need - self.max_bytes
+        if short > 0:
+            self._evict(listing, rows[: int(np.searchsorted(freed, short)) + 1], ledger)
+
+    def _clean(self, ledger: Ledger) -> BlockListing:
+        """Removes what dead processes and changed objects left, and returns the blocks on disk."""
+        for claim in self.folder.list(CLAIMS):
+            with contextlib.suppress(OSError):
+                self._remove_stale_claim(f"{CLAIMS}/{claim}")
+        for folder in list_folders(self.folder):
+            record = read_record(self.folder, folder.shard)
+            if record is not None and record.version.version != folder.version:
+                self._remove_blocks(folder.path)
         listing = list_blocks(self.folder)
         ledger.total_bytes = listing.total_bytes
-        if ledger.total_bytes + need <= self.max_bytes:
-            return True
-        future = self._node_future()
-        seconds = future.seconds_until(block_ids(listing.shard, listing.number), listing.shard)
-        idle = self._idle_seconds(listing, seconds)
-        order, expected = eviction_order(seconds, idle)
-        own = -1.0 if name is None else float(future.seconds_until(*_row(name))[0])
-        own = 0.0 if np.isnan(own) else own
-        later = order[: int((expected > own).sum())]
-        room = np.cumsum(file_bytes(listing.size[later]))
-        enough = int(np.searchsorted(room, ledger.total_bytes + need - self.max_bytes)) + 1
-        if enough > len(later):
-            spent = time.monotonic() - began
-            if name is not None and spent > _CHEAP_SECONDS and len(order):
-                # The next refusals are found without looking through the cache.
-                now = time.time()
-                ledger.refused_after = now + float(expected.max())
-                ledger.refused_until = now + min(_REFUSAL_FACTOR * spent, _LONGEST_REFUSAL_SECONDS)
-            return False
+        return listing
+
+    def _shares(self, listing: BlockListing) -> Shares:
+        held: Counter[bytes] = Counter()
+        sizes = np.bincount(listing.folder, file_bytes(listing.size), len(listing.folders)).tolist()
+        for folder, size in zip(listing.folders, sizes, strict=True):
+            held[folder.dataset] += int(size)
+        return Shares(self.max_bytes, self.jobs.datasets(), held)
+
+    def _oldest_first(self, listing: BlockListing, rows: Int64Array) -> Int64Array:
+        """Returns rows of blocks in the order in which these were written."""
+        statuses = [self.folder.stat(listing.path(row)) for row in rows.tolist()]
+        written = np.array([0 if status is None else status.st_mtime_ns for status in statuses], np.int64)
+        return rows[np.argsort(written, kind="stable")]
+
+    def _evict(self, listing: BlockListing, rows: list[int], ledger: Ledger) -> None:
         evicted = 0
-        for row in later[: max(enough, len(order) // EVICTED_SHARE)].tolist():
+        for row in rows:
             if self.folder.unlink(listing.path(row)):
                 evicted += int(listing.size[row])
             ledger.total_bytes -= file_bytes(int(listing.size[row]))
         current_scope().count("shard_cache.evicted_bytes", evicted)
-        return True
-
-    def _idle_seconds(self, listing: BlockListing, seconds: FloatArray) -> FloatArray:
-        """Returns float64[n]: for how long the blocks without a known next use have not been read."""
-        idle = np.zeros(len(seconds))
-        now = time.time()
-        for row in np.flatnonzero(~np.isfinite(seconds)).tolist():
-            status = self.folder.stat(listing.path(row))
-            idle[row] = now - status.st_atime if status is not None else np.inf
-        return idle
-
-    def _remove_stale_claims(self) -> None:
-        for claim in self.folder.list(CLAIMS):
-            with contextlib.suppress(OSError):
-                self._remove_stale_claim(f"{CLAIMS}/{claim}")
 
     def remove_version(self, folder: str) -> None:
         """Removes the blocks of an object that has changed.
@@ -363,12 +387,15 @@ class BlockStore:
         Args:
             folder: `BlockName.folder` of any of its blocks.
         """
-        for name in self.folder.list(folder):
-            self.folder.unlink(f"{folder}/{name}")
-        self.folder.remove_folder(folder)
+        self._remove_blocks(folder)
         with self._lock.held(LOCK_SECONDS) as held:
             if held:
                 write_ledger(self._ledger, Ledger(list_blocks(self.folder).total_bytes))
+
+    def _remove_blocks(self, folder: str) -> None:
+        for name in self.folder.list(folder):
+            self.folder.unlink(f"{folder}/{name}")
+        self.folder.remove_folder(folder)
 
     def close(self) -> None:
         """Closes all files, in a forked child those of its parent."""
@@ -381,8 +408,3 @@ class BlockStore:
 
 def _path(name: BlockName, size: int) -> str:
     return f"{name.folder}/{block_file(name.number, size)}"
-
-
-def _row(name: BlockName) -> tuple[Uint64Array, Uint64Array]:
-    shard = np.array([int.from_bytes(name.shard[:8], "little")], np.uint64)
-    return block_ids(shard, np.array([name.number], np.int64)), shard

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING
 
 from energon_dali.cache.shard_cache.block_store import Claim
-from energon_dali.cache.shard_cache.object_versions import ObjectVersion
+from energon_dali.cache.shard_cache.object_record import ObjectVersion
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.path import RangeReader, VersionedReader
@@ -29,7 +28,7 @@ REQUEST_BYTES = 16 << 20
 class CachedReader:
     """A shard whose blocks are kept on local disk. Thread-safe.
 
-    What is not on disk is fetched in whole blocks if they are worth keeping, and otherwise exactly as requested.
+    What is not on disk is fetched in whole blocks if the cache keeps them, and otherwise exactly as requested.
     Blocks that another thread or process is fetching are waited for.
 
     Args:
@@ -81,32 +80,6 @@ class CachedReader:
                 return data
             break
         return self._fetch(None, offset, size)
-
-    def fill(self, number: int) -> bool:
-        """Fetches a block unless it is there or is being fetched; returns False if it is not worth keeping.
-
-        Raises:
-            FileNotFoundError: The object is no longer there.
-            StorageError: It could not be read.
-        """
-        version = self._cache.version(self._path)
-        if version is None or version.size != self.size or number * self._cache.block_bytes >= self.size:
-            return True
-        if self._cache.has(version, number):
-            return True
-        claim = self._cache.claim(version, number)
-        if claim is None:
-            return True
-        if self._cache.has(version, number):  # another one may just have fetched it
-            self._cache.release(claim)
-            return True
-        if not self._cache.admit(claim):
-            self._cache.release(claim)
-            return False
-        start = number * self._cache.block_bytes
-        with contextlib.suppress(VersionChangedError):  # the stream finds out itself
-            self._fetch_range(version, start, start + claim.size, {number: claim})
-        return True
 
     def close(self) -> None:
         """Closes the shard."""

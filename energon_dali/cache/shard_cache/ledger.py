@@ -1,4 +1,4 @@
-"""How many bytes a cache has on disk, and what it last refused to keep, shared by all processes of the node."""
+"""How many bytes a cache has on disk, and that it lately had nothing to evict, shared by all processes of the node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import struct
 from dataclasses import dataclass
 from zlib import crc32
 
-_ROW = struct.Struct("<8sqdd")
+ANY_JOB = b"\0" * 8
+
+_ROW = struct.Struct("<8sqd8s")
 _CRC = struct.Struct("<I")
-_MAGIC = b"EDSHLDG1"
+_MAGIC = b"EDSHLDG2"
 
 
 @dataclass(slots=True)
@@ -18,11 +20,10 @@ class Ledger:
 
     total_bytes: int
     """On disk, with what is being fetched."""
-    refused_after: float = 0.0
-    """When the cache was last full of blocks that are needed soon: the time at which the last of them is needed, in
-    seconds since 1970."""
     refused_until: float = 0.0
-    """Until when `refused_after` holds, in seconds since 1970."""
+    """Until when nobody looks for blocks to evict, in seconds since 1970: there were none."""
+    refused_job: bytes = ANY_JOB
+    """8 bytes: the job for which there were none, or ANY_JOB."""
 
 
 def read_ledger(descriptor: int) -> Ledger | None:
@@ -34,8 +35,8 @@ def read_ledger(descriptor: int) -> Ledger | None:
     data = os.pread(descriptor, _ROW.size + _CRC.size, 0)
     if len(data) != _ROW.size + _CRC.size or crc32(data[: _ROW.size]) != _CRC.unpack_from(data, _ROW.size)[0]:
         return None
-    magic, total, after, until = _ROW.unpack_from(data)
-    return Ledger(total, after, until) if magic == _MAGIC and total >= 0 else None
+    magic, total, until, job = _ROW.unpack_from(data)
+    return Ledger(total, until, job) if magic == _MAGIC and total >= 0 else None
 
 
 def write_ledger(descriptor: int, ledger: Ledger) -> None:
@@ -44,5 +45,5 @@ def write_ledger(descriptor: int, ledger: Ledger) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    row = _ROW.pack(_MAGIC, ledger.total_bytes, ledger.refused_after, ledger.refused_until)
+    row = _ROW.pack(_MAGIC, ledger.total_bytes, ledger.refused_until, ledger.refused_job)
     os.pwrite(descriptor, row + _CRC.pack(crc32(row)), 0)

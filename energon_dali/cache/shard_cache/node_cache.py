@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from energon_dali.cache.shard_cache.block_store import BlockStore, Claim
-from energon_dali.cache.shard_cache.future import Future
-from energon_dali.cache.shard_cache.object_versions import ObjectVersion, ObjectVersions
-from energon_dali.cache.shard_cache.plan_file import read_plans
-from energon_dali.cache.shard_cache.planner import Planner
+from energon_dali.cache.shard_cache.object_record import ObjectVersion
+from energon_dali.cache.shard_cache.object_versions import ObjectVersions
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
@@ -48,23 +46,23 @@ class NodeCache:
         parent: Folder that holds the cache's own folder.
         max_bytes: Most bytes on disk, of all processes together.
         block_bytes: Size of a block in a new cache; None chooses it.
-        fill_requests: Blocks that are fetched ahead at the same time.
+        job: 8 bytes: key of the job of this process.
         compared_since: When the job began, in seconds since 1970.
     """
 
     def __init__(
-        self, parent: Path, max_bytes: int, block_bytes: int | None, fill_requests: int, compared_since: float
+        self, parent: Path, max_bytes: int, block_bytes: int | None, job: bytes, compared_since: float
     ) -> None:
         self._parent = parent
         self._max_bytes = max_bytes
         self._wanted_block_bytes = block_bytes
+        self._job = job
         self._warned = False
         self._off_until = 0.0
         self._full_until = 0.0
         self._begin()
         self.block_bytes = block_bytes or BLOCK_BYTES
         self._compared_since = compared_since
-        self.planner = Planner(self, fill_requests)
         drop_in_child(self)
 
     def _begin(self) -> None:
@@ -77,7 +75,6 @@ class NodeCache:
         """Closes the parent's files in a forked child, which opens its own when it needs them."""
         end = self._end
         self._begin()
-        self.planner.after_fork()
         if end is not None:
             end()
 
@@ -87,12 +84,6 @@ class NodeCache:
     def is_usable(self) -> bool:
         """Whether the local disk works, as far as is known."""
         return time.monotonic() >= self._off_until and self._open() is not None
-
-    @property
-    def folder(self) -> PrivateFolder | None:
-        """The folder of the cache; None if it is not usable."""
-        blocks = self._open()
-        return None if blocks is None else blocks.folder
 
     def _open(self) -> BlockStore | None:
         if self._blocks is None and time.monotonic() >= self._off_until:
@@ -108,7 +99,7 @@ class NodeCache:
         folder = PrivateFolder(self._parent, folder_name())
         try:
             self.block_bytes = self._agree(folder)
-            blocks = BlockStore(folder, self._max_bytes, _future_of(self, False), _future_of(self, True))
+            blocks = BlockStore(folder, self._max_bytes, self._job)
         except BaseException:
             folder.close()
             raise
@@ -138,13 +129,6 @@ class NodeCache:
             size = self._wanted_block_bytes or default_block_bytes(self._max_bytes)
             folder.replace(_FORMAT, json.dumps({"block_bytes": size}).encode())
         return size
-
-    def _node_future(self) -> Future:
-        """Returns what the streams of all processes of the node will use."""
-        own = self.planner.future()
-        assert self._blocks is not None
-        others = read_plans(self._blocks.folder, self.planner.file_name)
-        return own.joined(others)
 
     def failed(self, error: Exception) -> None:
         """Notes that the local disk failed, and warns once."""
@@ -189,11 +173,9 @@ class NodeCache:
         if time.monotonic() < self._off_until or self._open() is None:
             return None
         assert self._versions is not None
-        return self._versions.known(path.url) or self._versions.current(path)
-
-    def versions_known(self, url: str) -> ObjectVersion | None:
-        """Returns the version of an object if it is known; reads nothing."""
-        return None if self._versions is None else self._versions.known(url)
+        version = self._versions.known(path.url) or self._versions.current(path)
+        self._try(lambda blocks: blocks.jobs.note(version.dataset), None)
+        return version
 
     def distrust(self, path: StoragePath) -> None:
         """Makes the next reader of an object ask the store for its version."""
@@ -203,10 +185,6 @@ class NodeCache:
     def size_of(self, version: ObjectVersion, number: int) -> int:
         """Returns the size of a block."""
         return min(self.block_bytes, version.size - number * self.block_bytes)
-
-    def has(self, version: ObjectVersion, number: int) -> bool:
-        """Returns whether a block is on disk."""
-        return self._try(lambda blocks: blocks.has(version.block(number), self.size_of(version, number)), False)
 
     def read(self, version: ObjectVersion, number: int, start: int, stop: int) -> bytes | None:
         """Returns what a block holds of the bytes start ... stop - 1 of its object; None if it is not on disk."""
@@ -219,7 +197,7 @@ class NodeCache:
         return self._try(lambda blocks: blocks.claim(version.block(number), self.size_of(version, number)), None)
 
     def admit(self, claim: Claim) -> bool:
-        """Makes room for a claimed block; returns False if it is not worth keeping."""
+        """Makes room for a claimed block; returns False if it is not kept."""
         if time.monotonic() < self._full_until:
             return False
         return self._try(lambda blocks: blocks.admit(claim), False)
@@ -244,25 +222,9 @@ class NodeCache:
         """Waits until nobody fetches a block; returns False if somebody still does when the time is over."""
         return self._try(lambda blocks: blocks.wait(version.block(number), seconds), False)
 
-    def add_bytes(self, delta: int) -> None:
-        """Counts a file other than a block, as `BlockStore.add_bytes` does."""
-        self._try(lambda blocks: blocks.add_bytes(delta), None)
-
     def total_bytes(self) -> int:
         """Returns how many bytes the cache has on disk, as its ledger says."""
         return self._try(lambda blocks: blocks.total_bytes(), 0)
-
-
-def _future_of(cache: NodeCache, of_node: bool) -> Callable[[], Future]:
-    """Returns a function that returns what streams will use, without keeping the cache alive."""
-    reference = weakref.ref(cache)
-
-    def future() -> Future:
-        found = reference()
-        assert found is not None, "whoever evicts holds the cache"
-        return found._node_future() if of_node else found.planner.future()
-
-    return future
 
 
 def _close(blocks: BlockStore) -> None:

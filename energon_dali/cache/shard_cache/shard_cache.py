@@ -5,31 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
-from energon_dali.cache.shard_cache.follower import PlanFollower
 from energon_dali.cache.shard_cache.node_cache import (
     LARGEST_BLOCK_BYTES,
     SMALLEST_BLOCK_BYTES,
     NodeCache,
     folder_name,
 )
-from energon_dali.cache.shard_cache.planner import FEWEST_USES
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
-from energon_dali.cache.shard_cache.shard_layout import ShardLayout
+from energon_dali.cache.shard_cache.running_jobs import job_key
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
 from energon_dali.shards.storage import StoragePath
 
 if TYPE_CHECKING:
-    from energon_dali.plan.plan import RowSource
     from energon_dali.shards.storage.path import RangeReader
-    from energon_dali.shards.storage.store import ShardsOfSource
 
 VARIABLE = "ENERGON_DALI_SHARD_CACHE"
 """Environment variable: PATH:MAX_BYTES."""
@@ -45,9 +40,9 @@ class ShardCache:
     """Keeps shards of remote datasets on local disk, for all processes of a node.
 
     Shards are kept in blocks of a few MiB. All loaders, workers and ranks of a user on a node that name the same folder
-    share the blocks; any of them may be killed at any moment. The plan decides what stays: when the cache is full,
-    the block that is needed last is evicted first, and a block that is needed later than all the others is not kept.
-    Blocks that no plan covers are evicted by least recent use.
+    share the blocks; any of them may be killed at any moment. What is read is stored until the cache is full. Then what
+    is there stays while its job runs: a new block is kept only in place of one of a finished job, of an object that has
+    changed, or, where several jobs share the cache, of a job that holds more than its share.
 
     Blocks are checked when they are read; a damaged one is fetched again. The size and the ETag of an object are
     compared with those in the store when a job first reads it, and once an hour. If the local disk is full or fails,
@@ -58,7 +53,6 @@ class ShardCache:
         max_bytes: Most bytes on disk, of all processes together: a number, or text such as "500GB" or "1TiB".
         block_bytes: Size of a block, 64 KiB to 64 MiB; None is 4 MiB, less for small caches. An existing cache keeps
             the size that it has.
-        fill_requests: Blocks that each process fetches ahead of its streams at the same time; 0 fetches none ahead.
         cache_local: Also cache shards with local paths, such as those on NFS or Lustre.
 
     Raises:
@@ -71,7 +65,6 @@ class ShardCache:
         *,
         max_bytes: int | str,
         block_bytes: int | str | None = None,
-        fill_requests: int = 4,
         cache_local: bool = False,
     ) -> None:
         if not os.fspath(path):
@@ -83,11 +76,9 @@ class ShardCache:
         self.block_bytes = None if block_bytes is None else parse_bytes(block_bytes, "block_bytes")
         if self.block_bytes is not None and not SMALLEST_BLOCK_BYTES <= self.block_bytes <= LARGEST_BLOCK_BYTES:
             raise ConfigError(f"block_bytes={block_bytes!r} is out of range: give 64 KiB to 64 MiB.")
-        if not isinstance(fill_requests, int) or isinstance(fill_requests, bool) or fill_requests < 0:
-            raise ConfigError(f"fill_requests={fill_requests!r} is invalid: give a whole number of at least 0.")
-        self.fill_requests = fill_requests
         self.cache_local = bool(cache_local)
         self._created = time.time()
+        self._job = job_key()
         self._node_cache: NodeCache | None = None
         """This process's view of the folder."""
 
@@ -126,45 +117,6 @@ class ShardCache:
             return path.open(size)
         return CachedReader(self._node(), path, size)
 
-    def follow(
-        self, plan: RowSource, stream: int, sources: Mapping[int, ShardsOfSource], row: int
-    ) -> PlanFollower | None:
-        """Starts to follow a stream, so that the cache knows what it needs next.
-
-        Args:
-            plan: Which rows it reads.
-            stream: Its number.
-            sources: By number of the source, its shards.
-            row: Where it is.
-
-        Returns:
-            An object that is told where the stream is. The stream is followed until this object is closed or collected.
-            None if its shards are not cached.
-        """
-        cached = {
-            source: shards for source, shards in sources.items() if self.cache_local or not shards[0].root.is_local
-        }
-        if not cached:
-            return None
-        node = self._node()
-        if not node.is_usable:
-            return None
-        layouts = {
-            source: ShardLayout(folder, part_filter, node.block_bytes)
-            for source, (folder, part_filter) in cached.items()
-        }
-        follower = PlanFollower(plan, stream, layouts, row, FEWEST_USES, node.planner.remove)
-        node.planner.add(follower)
-        return follower
-
-    def wait_until_planned(self, seconds: float) -> bool:
-        """Waits until the future of all streams of this process is planned; returns whether it is.
-
-        Args:
-            seconds: Longest time to wait.
-        """
-        return self._node().planner.wait_until_planned(seconds)
-
     def check(self) -> None:
         """Raises ConfigError if it belongs to another user or is not a folder. A failing disk is not an error."""
         try:
@@ -180,7 +132,7 @@ class ShardCache:
         with _lock:
             node = _caches.get(key)
             if node is None:
-                node = NodeCache(self.path, self.max_bytes, self.block_bytes, self.fill_requests, self._created)
+                node = NodeCache(self.path, self.max_bytes, self.block_bytes, self._job, self._created)
                 _caches[key] = node
         node.compare_since(self._created)
         self._node_cache = node

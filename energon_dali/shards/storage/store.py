@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,8 +20,6 @@ from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
-    from energon_dali.plan.plan import RowSource
-    from energon_dali.shards.folder import WebdatasetFolder
     from energon_dali.shards.storage.path import RangeReader, StoragePath
 
 Probe = Callable[[int], object]
@@ -205,10 +203,6 @@ class RetryPolicy:
                 raise ConfigError(f"RetryPolicy({name}={seconds!r}) is invalid: give a number of seconds, at least 0.")
 
 
-ShardsOfSource = tuple["WebdatasetFolder", "Callable[[str], bool] | None"]
-"""A dataset, and which of its parts are read, given their names; None reads all."""
-
-
 class ShardOpener(Protocol):
     """Opens shards in another way than from their storage directly, such as through a cache."""
 
@@ -219,21 +213,6 @@ class ShardOpener(Protocol):
             path: The shard.
             size: Its size in bytes, if it is known.
         """
-
-    def follow(
-        self, plan: RowSource, stream: int, sources: Mapping[int, ShardsOfSource], row: int
-    ) -> StreamFollower | None:
-        """Starts to follow what a stream reads, from a row of its plan on; None if that is of no use."""
-
-
-class StreamFollower(Protocol):
-    """Is told where a stream is."""
-
-    def advance(self, row: int) -> None:
-        """Sets the row that is read next."""
-
-    def close(self) -> None:
-        """Stops following the stream."""
 
 
 class ReadScope:

@@ -87,7 +87,7 @@ def test_second_epoch_reads_no_remote_byte(tmp_path: Path, server: S3Server, num
 def test_a_restore_at_any_batch_continues_exactly(tmp_path: Path) -> None:
     with loader_of(None) as plain:
         expected = contents(islice(plain, 46))
-    cache = cache_at(tmp_path / "cache", 5 * (BLOCK + 4096), fill_requests=2)  # less than half of the data
+    cache = cache_at(tmp_path / "cache", 5 * (BLOCK + 4096))  # less than half of the data
     with loader_of(cache) as loader:
         found, states = [], []
         for batch in islice(loader, 40):

@@ -65,7 +65,7 @@ def test_nothing_speaks_against_a_fork() -> None:
     assert resolve_start_method("auto", uses_device=False) == "fork"
 
 
-OWN_THREADS = ("watchdog", "open_0", "read_0", "cache", "panel", "close", "receive", "shard-cache", "trace")
+OWN_THREADS = ("watchdog", "open_0", "read_0", "cache", "panel", "close", "receive", "fetch_0", "trace")
 
 
 @pytest.mark.parametrize("name", ["user", "TMonitor", *(f"energon-dali-{name}" for name in OWN_THREADS)])
