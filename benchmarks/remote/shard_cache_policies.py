@@ -1,5 +1,7 @@
 """Bytes that a node reads from the store with a shard cache, by what the cache keeps when it is full.
 
+The shard cache keeps what is there ("keep"); the other rules are what that is compared with.
+
     python -m benchmarks.remote.shard_cache_policies [--epochs 3] [--shards 100] [--samples 400] [--sample-bytes 100000]
 
 A simulation in integers over the plans of jobs, so the result is the same on every machine. A block that is kept is

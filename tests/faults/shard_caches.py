@@ -1,4 +1,4 @@
-"""Ranks that share a cache of shards are killed while others damage it: what is read is right, and the limit holds."""
+"""Jobs that share a cache of shards are killed while others damage it: what is read is right, and the limit holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLS = 2
 """Of each rank, per case."""
 BLOCK_BYTES = 64 << 10
 LIMIT_BYTES = 1_200_000
-"""About half of the data."""
+"""About half of a dataset."""
 
 
 def text_of(number: int) -> str:
@@ -35,10 +35,10 @@ def text_of(number: int) -> str:
 
 
 def open_rank(folder: Path, home: Path, rank: int, seed: int) -> Any:
-    """Returns the loader of a rank."""
+    """Returns the loader of a rank, which reads a dataset of its own: for the cache it is a job of its own."""
     config = WorkerConfig(rank=rank, world_size=RANKS, num_workers=0, num_streams=2, global_error_handler=quiet)
     dataset = get_train_dataset(
-        folder,
+        folder / f"data{rank}",
         worker_config=config,
         batch_size=3,
         shuffle_buffer_size=(1, 10, 60)[seed % 3],
@@ -99,11 +99,12 @@ def damage(home: Path, random: Random) -> None:
 
 
 def prepare(folder: Path) -> Case:
-    """Creates a dataset; the case kills ranks that share a cache of half of it, and damages the cache meanwhile."""
+    """Creates a dataset per rank; the case kills ranks that share a cache, and damages the cache meanwhile."""
     logging.disable(logging.CRITICAL)
     samples = {f"k{number:03d}": {"txt": text_of(number).encode()} for number in range(SAMPLES)}
-    write_shards(folder / "data", samples, 4)
-    prepare_folder(folder / "data", {"text": "txt"}, "TextSample")
+    for rank in range(RANKS):
+        write_shards(folder / f"data{rank}", samples, 4)
+        prepare_folder(folder / f"data{rank}", {"text": "txt"}, "TextSample")
 
     def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
@@ -112,7 +113,7 @@ def prepare(folder: Path) -> Case:
         kills = 0
         for _ in range(KILLS):
             ranks = [
-                start(lambda rank=rank: run_rank(folder / "data", home, rank, number, 100_000), report)  # type: ignore[misc]
+                start(lambda rank=rank: run_rank(folder, home, rank, number, 100_000), report)  # type: ignore[misc]
                 for rank in range(RANKS)
             ]
             try:
@@ -135,8 +136,10 @@ def prepare(folder: Path) -> Case:
                 for pid in ranks:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-        for rank in range(RANKS):  # 160 batches: four epochs, which evict what was left
-            pid = start(lambda rank=rank: run_rank(folder / "data", home, rank, number, 80), report)  # type: ignore[misc]
+        for rank in range(RANKS):  # 80 batches: four epochs of a rank, which evict what the others left
+            for file in home.glob("*/jobs/*"):
+                os.utime(file, (0, 0))  # they read nothing for a while
+            pid = start(lambda rank=rank: run_rank(folder, home, rank, number, 80), report)  # type: ignore[misc]
             if os.waitpid(pid, 0)[1]:
                 raise Lost(f"after the kills, a run over the same cache failed: {reason(report)}")
         check_folder(home, damaged=damages)
