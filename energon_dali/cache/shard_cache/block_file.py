@@ -49,11 +49,6 @@ class BlockName:
         return f"blocks/{self.shard.hex()}-{self.version.hex()}"
 
     @property
-    def path(self) -> str:
-        """Path of the file in the cache's folder."""
-        return f"{self.folder}/{self.number}"
-
-    @property
     def claim(self) -> str:
         """Path of the file that the process which fetches the block holds."""
         return f"claims/{self.shard.hex()}-{self.version.hex()}-{self.number}"
