@@ -314,11 +314,13 @@ class BlockStore:
         if short <= 0:
             return True
         shares = self._shares(listing)
-        may_go = [shares.is_finished(one.dataset) or shares.is_surplus(one.dataset) for one in listing.folders]
+        has_room = shares.has_room(self.jobs.own, need)
+        may_go = [
+            shares.is_finished(one.dataset) or (has_room and shares.is_surplus(one.dataset)) for one in listing.folders
+        ]
         rows = self._oldest_first(listing, np.flatnonzero(np.array(may_go, bool)[listing.folder]))
         datasets = [listing.folders[folder].dataset for folder in listing.folder[rows].tolist()]
         sizes = file_bytes(listing.size[rows]).tolist()
-        has_room = shares.has_room(self.jobs.own, need)
         wanted = max(short, self.max_bytes // EVICTED_SHARE)
         victims = choose_victims(datasets, sizes, shares, wanted, from_surplus=has_room)
         if sum(sizes[victim] for victim in victims) >= short:
@@ -327,8 +329,7 @@ class BlockStore:
         spent = time.monotonic() - began
         if spent > _CHEAP_SECONDS:  # the next blocks are refused without looking through the cache
             ledger.refused_until = time.time() + min(_REFUSAL_FACTOR * spent, _LONGEST_REFUSAL_SECONDS)
-            may_share = not has_room and any(map(shares.is_surplus, datasets))
-            ledger.refused_job = self.jobs.own if may_share else ANY_JOB
+            ledger.refused_job = self.jobs.own if not has_room and shares.any_has_room(need) else ANY_JOB
         return False
 
     def _evict_for_file(self, need: int, ledger: Ledger) -> None:

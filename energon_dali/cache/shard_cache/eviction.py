@@ -28,8 +28,12 @@ class Shares:
                 self._held[job] += dataset_bytes.get(dataset, 0)
 
     def has_room(self, job: bytes, size: int) -> bool:
-        """Returns whether a running job may hold a number of bytes more."""
+        """Returns whether a job may hold a number of bytes more."""
         return self._held[job] + size <= self._share
+
+    def any_has_room(self, size: int) -> bool:
+        """Returns whether a running job may hold a number of bytes more."""
+        return any(self.has_room(job, size) for job in self._held)
 
     def is_finished(self, dataset: bytes) -> bool:
         """Returns whether no running job reads a dataset."""

@@ -203,6 +203,24 @@ def test_a_full_cache_is_not_looked_through_for_each_block(tmp_path: Path, monke
     assert read_all(caches["second"], second)["evicted_bytes"] == BLOCK, "the refusal is that of the first job alone"
 
 
+def test_jobs_without_room_are_refused_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes without a launcher that read one dataset do not look through the full cache one after the other."""
+    monkeypatch.setattr(block_store, "_CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(block_store, "_REFUSAL_FACTOR", 1e9)
+    path = shard(tmp_path / "far", "a.tar", 9 * BLOCK)
+    home = tmp_path / "cache"
+    caches = [cache_of_job(home, room_for(4), name) for name in ("first", "second")]
+    for cache in caches:
+        cache.open(path, 9 * BLOCK).read_at(0, 1)
+    looks = []
+    clean = block_store.BlockStore._clean
+    monkeypatch.setattr(block_store.BlockStore, "_clean", lambda self, ledger: looks.append(1) or clean(self, ledger))
+    for _ in range(2):
+        for cache in caches:
+            read_all(cache, path)
+    assert len(looks) == 1
+
+
 def test_ranks_of_a_job_have_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.delenv("MASTER_PORT", raising=False)
