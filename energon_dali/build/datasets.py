@@ -13,9 +13,11 @@ from energon_dali.build.options import DATASET_OPTIONS, AnyEncoder, DatasetOptio
 from energon_dali.build.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.grouping.global_batch import OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
 from energon_dali.errors import EmptyDatasetError
+from energon_dali.plan.global_batches import Uneven
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -39,6 +41,9 @@ def get_train_dataset(
     blend_by: BlendBy | None = None,
     task_encoder: AnyEncoder | None = None,
     repeat: bool = True,
+    global_batch_size: int | None = None,
+    uneven: Uneven = "error",
+    on_missing: OnMissing = "spare",
     **kwargs: Any,
 ) -> SavableDataset[Any]:
     """Returns the training dataset of a path: shuffled, repeated, through the task encoder, in batches.
@@ -65,6 +70,13 @@ def get_train_dataset(
             input_ids or length) and vision tokens of encoded samples; or a function from an encoded sample to a number.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         repeat: Start again after each epoch; False ends after one.
+        global_batch_size: Samples that all ranks together take in one step (docs/global-batches.md). The steps then do
+            not depend on the number of ranks and workers, and batch_size is the size of a micro-batch. None divides the
+            samples among streams.
+        uneven: With global_batch_size, if it is not a multiple of world_size x batch_size: "error"; "round_down" takes
+            the next smaller multiple; "ragged" deals the ranks counts that differ by one.
+        on_missing: With global_batch_size, what takes the place of a sample that fails: "spare", another one of its
+            dataset; "shrink", nothing.
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.
 
     Raises:
@@ -87,6 +99,9 @@ def get_train_dataset(
         virtual_epoch_length=virtual_epoch_length,
         shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
         blend_by=blend_by,
+        global_batch_size=global_batch_size,
+        uneven=uneven,
+        on_missing=on_missing,
     )
     if builds_itself(options.encoder):
         blend, sources = open_plain_sources(path, options)
@@ -111,6 +126,7 @@ def get_val_dataset(
     limit: int | None = None,
     allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
+    global_batch_size: int | None = None,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
     """Returns the validation dataset of a path: in file order, each sample once per epoch.
@@ -127,6 +143,9 @@ def get_val_dataset(
             Inside another dataset, batches of the job.
         allow_empty: Accept a split part without samples, whose epochs are empty. By default it is an error.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
+        global_batch_size: Samples that all ranks together take in one step; each sample comes once and all ranks
+            deliver equally many batches, on any number of ranks. A batch that holds none of the data has num_units 0
+            (docs/global-batches.md). None divides the samples among streams.
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.
 
     Raises:
@@ -143,6 +162,7 @@ def get_val_dataset(
         batch_drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
         limit=limit,
+        global_batch_size=global_batch_size,
     )
     if builds_itself(options.encoder):
         blend, sources = open_plain_sources(path, options)
@@ -167,6 +187,7 @@ def get_val_datasets(
     limit: int | None = None,
     allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
+    global_batch_size: int | None = None,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], Source]]:
     """Returns (validation dataset, its source) for every dataset that a path names; arguments as in `get_val_dataset`.
@@ -185,6 +206,7 @@ def get_val_datasets(
         batch_drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
         limit=limit,
+        global_batch_size=global_batch_size,
     )
     if builds_itself(options.encoder):
         blend, sources = open_plain_sources(path, options)

@@ -22,7 +22,15 @@ from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.metadataset.files import files_of_source, files_of_stores, is_local
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
-from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, SourcePlan
+from energon_dali.plan import (
+    BlendPlan,
+    ConcatPlan,
+    EpochizedBlendPlan,
+    GlobalBatchPlan,
+    Plan,
+    RepeatedPlan,
+    SourcePlan,
+)
 from energon_dali.samples import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 
@@ -155,6 +163,8 @@ def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptio
     Raises:
         ConfigError: feed="native" cannot read it.
     """
+    if options.global_batch_size is not None:
+        plan = _global_batches(plan, options)
     dataset = SourceDataset(plan, [one.source for one in loaded], worker_config=options.worker_config)
     decoder = options.encoder.decoder
     if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
@@ -170,6 +180,22 @@ def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptio
             )
         return NativeSourceDataset(dataset, decoder, batch_size=block_size(options.batch_size))
     return cook(dataset, [one.cook for one in loaded], options)
+
+
+def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
+    """Returns the steps of a job whose units are the rows of a plan."""
+    config = options.worker_config
+    assert options.global_batch_size is not None and options.batch_size is not None, "DatasetOptions checks it"
+    return GlobalBatchPlan(
+        units,
+        options.global_batch_size,
+        options.batch_size,
+        config.world_size,
+        max(1, config.num_workers),
+        # A validation takes each sample once, whatever the number of ranks.
+        options.uneven if options.training else "ragged",
+        drop_last=options.batch_drop_last,
+    )
 
 
 def blend_sources(blend: ResolvedBlend, loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:

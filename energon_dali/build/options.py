@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import os
 import sys
@@ -12,13 +13,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from energon_dali.calls import refuse_async
+from energon_dali.datasets.grouping.global_batch import ON_MISSING, OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
+from energon_dali.plan.global_batches import GLOBAL_LANES, UNEVEN, Uneven
 from energon_dali.shards import PartList
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden
 from energon_dali.task_encoder.encoder import HOOKS
 from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks
 from energon_dali.worker_config import WorkerConfig
@@ -37,6 +40,7 @@ _MINIMUM = {
     "virtual_epoch_length": 0,
     "shuffle_over_epochs_multiplier": -1,
     "parallel_shard_iters": 1,
+    "global_batch_size": 1,
 }
 _NEVER_NONE = ("virtual_epoch_length",)
 
@@ -118,11 +122,51 @@ class DatasetOptions:
     limit: int | None = None
     shuffle_over_epochs_multiplier: int | None = 1
     blend_by: BlendBy | None = None
+    global_batch_size: int | None = None
+    uneven: Uneven = "error"
+    on_missing: OnMissing = "spare"
 
     def __post_init__(self) -> None:
         for name in _MINIMUM:
             if name != "parallel_shard_iters":
                 check_number(name, getattr(self, name))
+        for name, allowed in (("uneven", UNEVEN), ("on_missing", ON_MISSING)):
+            if getattr(self, name) not in allowed:
+                given = ", ".join(map(repr, allowed))
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: give one of {given}.")
+        if self.global_batch_size is not None:
+            self._check_global_batches()
+
+    def _check_global_batches(self) -> None:
+        """Refuses what decides at run time which samples a batch holds, since a step holds fixed ones."""
+        hooks = {
+            "preencode_sample": "it makes several samples of one",
+            "encode_sample": "it makes several samples of one",
+            "postencode_sample": "it makes several samples of one",
+            "cook_crude_sample": "it makes several samples of one",
+            "batch": "it makes several batches of one list",
+            "encode_batch": "it makes several batches of one",
+        }
+        generators = [name for name in hooks if inspect.isgeneratorfunction(getattr(self.encoder, name))]
+        config = self.worker_config
+        problem = ""
+        if self.batch_size is None:
+            problem = "needs batch_size, the number of samples that a rank computes at once"
+        elif self.packing_buffer_size is not None:
+            problem = "cannot be combined with packing_buffer_size: which samples make a pack is decided at run time"
+        elif overridden(self.encoder, "batch_group_criterion"):
+            problem = "cannot be combined with batch_group_criterion, which decides at run time what a batch holds"
+        elif generators:
+            problem = f"cannot be combined with a generator function as {generators[0]}: {hooks[generators[0]]}"
+        elif self.blend_by is not None:
+            problem = "cannot be combined with blend_by, whose weights follow from what was measured at run time"
+        elif getattr(self.encoder.decoder, "feed", "block") == "native":
+            problem = 'cannot be combined with feed="native", which reads runs of samples. Use feed="block"'
+        elif config.num_streams is not None:
+            name = 'num_workers="auto"' if config.is_auto else f"num_streams={config.num_streams}"
+            problem = f"cannot be combined with {name}: the job has one sequence of samples. Give a number of workers"
+        if problem:
+            raise ConfigError(f"global_batch_size={self.global_batch_size} {problem}, or leave global_batch_size out.")
 
     @classmethod
     def of_call(
@@ -178,13 +222,14 @@ class DatasetOptions:
     def order(self, source: SourceReference) -> dict[str, Any]:
         """Returns how the samples of a source are ordered, as arguments of `SourcePlan`."""
         lanes = self.source.parallel_shard_iters
+        default_lanes = DEFAULT_LANES if self.global_batch_size is None else GLOBAL_LANES
         if not self.training:
             return {"shuffle": False, "parallel_shard_iters": lanes or 1}
         epochs = source.shuffle_over_epochs_multiplier
         return {
             "shuffle": True,
             "max_samples_per_sequence": self.max_samples_per_sequence,
-            "parallel_shard_iters": lanes or (1 if epochs is None else DEFAULT_LANES),
+            "parallel_shard_iters": lanes or (1 if epochs is None else default_lanes),
             "shuffle_buffer_size": self.shuffle_buffer_size or 1,
             "shuffle_over_epochs": epochs,
             "window_in_slice": self.source.window_in_slice,

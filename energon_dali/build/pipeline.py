@@ -8,6 +8,7 @@ from typing import Any
 from energon_dali.build.options import AnyEncoder, DatasetOptions
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchCountDataset, BatchDataset
+from energon_dali.datasets.grouping.global_batch import GlobalBatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset
@@ -52,10 +53,12 @@ def build_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Savab
     tree = BatchCountDataset(tree)
     if rank_decoder(encoder) is None and not isinstance(dataset, NativeSourceDataset):
         tree = WorkerBorder(tree, block_size=1)
+    batches = tree.global_batches  # then lengths count steps
+    per_step = 1 if batches is None else batches.micro_batches_per_step
     if options.virtual_epoch_length > 0:
-        tree = EpochizeDataset(tree, options.virtual_epoch_length)
+        tree = EpochizeDataset(tree, options.virtual_epoch_length * per_step)
     if options.limit is not None:
-        tree = LimitDataset(tree, options.limit)
+        tree = LimitDataset(tree, options.limit * per_step)
     return tree
 
 
@@ -258,6 +261,15 @@ def _batch(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptio
         ), True
     if options.batch_size is None:
         return tree, False
+    if options.global_batch_size is not None:
+        return GlobalBatchDataset(
+            tree,
+            batcher,
+            on_missing=options.on_missing if options.training else "shrink",
+            batcher_stateless=is_stateless(batcher),
+            batcher_config=config,
+            failure_tolerance=tolerance,
+        ), True
     return BatchDataset(
         tree,
         options.batch_size,

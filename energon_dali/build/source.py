@@ -154,7 +154,7 @@ def order_samples(
     order, config = options.order(reference), options.worker_config
     plan = SourcePlan(
         base=opened.ranges,
-        num_streams=config.layout.num_streams,
+        num_streams=1 if options.global_batch_size is not None else config.layout.num_streams,
         seed=config.seed_offset,
         source=number,
         repeat=repeat,

@@ -22,7 +22,7 @@ from energon_dali.datasets.torch_workers import (
     torch_worker,
 )
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.plan import mix
+from energon_dali.plan import Cursor, GlobalBatchPlan, mix
 from energon_dali.samples.base import Key
 
 if TYPE_CHECKING:
@@ -111,6 +111,29 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         """
         for child in self.children:
             child.import_libraries(placement)
+
+    @property
+    def global_batches(self) -> GlobalBatchPlan | None:
+        """The plan of the steps of the job; None without global batches."""
+        return next((plan for child in self.children if (plan := child.global_batches) is not None), None)
+
+    def continued(self, start: Cursor, workers: int) -> Self:
+        """Returns a copy whose global batches begin at a cursor.
+
+        Args:
+            start: Where the job continues.
+            workers: Streams of each rank.
+        """
+        return self.with_children(*(child.continued(start, workers) for child in self.children))
+
+    def key_from_source(self, key: Key) -> Key:
+        """Returns the restore key of the element that is made of a sample of a source.
+
+        Args:
+            key: The restore key of that sample.
+        """
+        (child,) = self.children
+        return child.key_from_source(key)
 
     def rank_limit(self) -> RankLimit | None:
         """Returns after how many elements an epoch of a rank ends; None if the streams end it.

@@ -27,6 +27,7 @@ from energon_dali.task_encoder.context import batch_context, call_in_context, sa
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import StreamContext
+    from energon_dali.plan import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_FAILURE_TOLERANCE = 100
@@ -290,6 +291,7 @@ class HookRunner:
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
+        self._batches = owner.global_batches
         self._seed = owner.hook_seed
         self._samples_per_batch: int | None = getattr(owner, "samples_per_batch", None)
         self.index = 0
@@ -306,14 +308,21 @@ class HookRunner:
         self.running = False
         """Whether a loaded input may give further outputs."""
 
+        self._number = 0
+        """Number of the loaded input over all streams; of a global batch, its first unit."""
+
     @property
     def global_index(self) -> int:
         """Number of the current input over all streams; the same for every layout."""
-        return self.index * self._num_streams + self._stream
+        return self._number if self._batches is not None else self.index * self._num_streams + self._stream
 
     def load(self, argument: Any, keys: tuple[Any, ...]) -> None:
         """Takes the next input and the restore keys of its elements."""
         self._argument, self._keys, self.running = argument, keys, True
+        if self._batches is None:
+            self._number = self.index * self._num_streams + self._stream
+        else:
+            self._number = keys[1] if isinstance(keys[0], str) else keys[0][1]
         if self.is_generator:
             self._outputs = iter(self._function(argument))
 
@@ -325,11 +334,10 @@ class HookRunner:
         """
         start = time.perf_counter()
         try:
-            if self._outputs is None and self._samples_per_batch is None:
-                index = self.index * self._num_streams + self._stream
-                result = call_in_context(index, self._seed, self._function, self._argument)
+            if self._outputs is None and self._samples_per_batch is None and self._batches is None:
+                result = call_in_context(self._number, self._seed, self._function, self._argument)
             else:
-                with hook_context(self.global_index, self._seed, self._samples_per_batch, self._num_streams):
+                with hook_context(self._number, self._seed, self._samples_per_batch, self._num_streams, self._batches):
                     result = self._function(self._argument) if self._outputs is None else next(self._outputs)
         except StopIteration as end:
             if self._outputs is None:  # raised by a plain function, it would silently end the epoch
@@ -351,22 +359,26 @@ class HookRunner:
             if self.skip_outputs:  # another hook, a generator function, delivered outputs for this input
                 self._finish()
                 return NOTHING
-            self.key = (self._name, self.index * self._num_streams + self._stream, *self._keys)
+            self.key = (self._name, self._number, *self._keys)
             self._policy.on_success()
             self._finish()
             return set_restore_key(result, self.key)
-        index = self.global_index
         check_result(self._stage, result)
         self.offset += 1
         if self.skip_outputs:
             self.skip_outputs -= 1
             return NOTHING
-        self.key = (self._name, index, self.offset - 1, *self._keys)
+        self.key = (self._name, self._number, self.offset - 1, *self._keys)
         return set_restore_key(own_copy(result), self.key)
 
     def _fail(self, error: Exception) -> None:
         argument = self._argument
         self._finish()
+        if self._batches is not None and self._stage in ("batch", "encode_batch"):
+            raise FatalSampleError(
+                f"{self._stage} raised {text_of(error)}. With global batches every rank delivers the same number of "
+                "micro-batches, so this hook may drop none. Drop single samples in encode_sample, or correct it."
+            ) from error
         self._policy.on_failure(error, argument)
 
     def _finish(self) -> None:
@@ -376,7 +388,7 @@ class HookRunner:
 
 
 def hook_context(
-    index: int, seed: int, samples_per_batch: int | None, num_streams: int
+    index: int, seed: int, samples_per_batch: int | None, num_streams: int, batches: GlobalBatchPlan | None
 ) -> AbstractContextManager[object]:
     """Returns the context of a hook: what it reads as `current_sample_index` and `current_batch_index`.
 
@@ -386,12 +398,17 @@ def hook_context(
         samples_per_batch: If the hook runs ahead of the batches, in workers, how many of its inputs make one; else
             None. Which samples later stages drop is unknown there: the number of the batch counts all samples.
         num_streams: Of the job.
+        batches: The global batches, with which the number of the batch is that of the step; None without them.
     """
-    if samples_per_batch is None:
+    if batches is not None:
+        batch = batches.step_of(index)
+    elif samples_per_batch is None:
         return sample_context(index, seed)
-    own, stream = divmod(index, num_streams)
+    else:
+        own, stream = divmod(index, num_streams)
+        batch = own // samples_per_batch * num_streams + stream
     both = ExitStack()
-    both.enter_context(batch_context(own // samples_per_batch * num_streams + stream))
+    both.enter_context(batch_context(batch))
     both.enter_context(sample_context(index, seed))
     return both
 

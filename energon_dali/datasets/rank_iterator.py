@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
@@ -17,7 +17,8 @@ from energon_dali.datasets.planned import in_turn
 from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry, skipped_by_state
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
-from energon_dali.errors import FatalSampleError, LayoutError, StateError
+from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
+from energon_dali.plan import Cursor
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of, plain, restore_stream
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts, running_stream
@@ -28,6 +29,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 logger = logging.getLogger("energon_dali.loader")
+
+
+def cursor_of(state: Mapping[str, Any]) -> Cursor:
+    """Returns where a state of global batches continues.
+
+    Raises:
+        StateError: It has no cursor, or a damaged one.
+    """
+    entry = state.get("cursor")
+    if not isinstance(entry, Mapping):
+        raise StateError(
+            "The state is of a job without global batches, and this one has global_batch_size. Build it as it was built "
+            "when the state was saved."
+        )
+    return Cursor(*(count_of(entry, name) for name in ("unit", "step", "micro_batch")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,14 @@ class RankIterator(Iterator[T], Generic[T]):
             self._limit = replace(self._limit, length=share_of(self._limit.length, worker, config))
         # The limit counts the elements of all streams together, so it is applied here.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
+        self._batches = dataset.global_batches
+        self._epoch = 0
+        """Epochs of the data that have ended; counted with global batches."""
+        if self._batches is not None and worker is not None:
+            raise ConfigError(
+                "Global batches run in get_savable_loader(dataset), and a torch DataLoader was given the dataset. Use "
+                "that loader, or leave global_batch_size out."
+            )
         self._blocks = blocks
         self.metrics = metrics or Metrics()
         self._retries = retries or ReadScope(count=self.metrics.count)
@@ -211,11 +235,13 @@ class RankIterator(Iterator[T], Generic[T]):
         self._dropped_before = self.metrics.dropped()
         if len(self._ended) == len(self._streams):
             self._rewind()
+            self._epoch += 1
             self._skipped = []  # the steps of the next pass over the data have the same numbers
         if self._limit is not None and self._limit.restart:
             self._skipped = []
             self.close()
             self._rewind()
+            self._epoch = 0
             self._warm = False
             self._restored.clear()
         raise StopIteration
@@ -232,6 +258,9 @@ class RankIterator(Iterator[T], Generic[T]):
 
     def snapshot(self) -> State:
         """Returns the same at low cost; `stream.plain` turns it into plain values."""
+        if self._batches is not None:
+            cursor = self._batches.cursor(self._epoch, sum(self._counts.values()))
+            return {"given": self._given, "cursor": asdict(cursor), "streams": {}}
         return {
             "given": self._given,
             **(as_entry(self._skipped) if self._skipped else {}),
@@ -257,6 +286,9 @@ class RankIterator(Iterator[T], Generic[T]):
                 "A state can only be restored before the first element is taken, and this iteration has begun. Make a "
                 "new loader (or dataset) and restore into that."
             )
+        if self._batches is not None:
+            self._continue_at(state)
+            return
         streams = state.get("streams")
         if not isinstance(streams, dict):
             raise StateError(
@@ -286,6 +318,19 @@ class RankIterator(Iterator[T], Generic[T]):
                 with read_scope(self._retries):
                     restore_stream(iterator, saved["state"], stream)
                 self._restored.add(stream)
+
+    def _continue_at(self, state: State) -> None:
+        """Continues global batches at a state.
+
+        Raises:
+            StateError: The state has no cursor, or streams have begun elsewhere.
+        """
+        assert self._batches is not None
+        start = cursor_of(state)
+        if start != self._batches.start:
+            self._dataset = self._dataset.continued(start, self._batches.workers)
+            self._batches = self._dataset.global_batches
+        self._given = count_of(state, "given") if "given" in state else 0
 
     def interrupt(self) -> None:
         """Makes a thread that waits to retry a read give up with a StorageError."""

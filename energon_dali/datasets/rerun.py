@@ -39,8 +39,8 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
     """
     argument = remake(input_key(owner, function, key))
     key = key_from_json(key)
-    index, num_streams = key[1], owner.worker_config.layout.num_streams
-    with hook_context(index, owner.hook_seed, getattr(owner, "samples_per_batch", None), num_streams):
+    num_streams, samples_per_batch = owner.worker_config.layout.num_streams, getattr(owner, "samples_per_batch", None)
+    with hook_context(key[1], owner.hook_seed, samples_per_batch, num_streams, owner.global_batches):
         if not inspect.isgeneratorfunction(function):
             return set_restore_key(function(argument), key)
         offset = key[2]

@@ -108,6 +108,18 @@ class Source:
         """Number of its samples in the split part."""
         return self.plan.num_samples
 
+    def number_of(self, index: int) -> int:
+        """Returns the number in the dataset of a sample of the split part.
+
+        Args:
+            index: 0 <= index < num_samples.
+        """
+        ranges = self.plan.base
+        ends = np.cumsum(ranges.lengths)
+        at = int(np.searchsorted(ends, index, side="right"))
+        shard, inside = int(ranges.shard[at]), int(ranges.stop[at]) - int(ends[at]) + index
+        return int(self.reader.shard_starts[shard]) + inside
+
     def at_position(self, number: int) -> Source:
         """Returns a copy for one position in a mixture, where the same data has other random draws."""
         source_number = mix(self.plan.source, number)

@@ -20,7 +20,17 @@ from energon_dali.datasets.source_names import short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
-from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan, Rows, SourcePlan, weighted_draws
+from energon_dali.plan import (
+    BlendPlan,
+    Cursor,
+    EpochizedBlendPlan,
+    GlobalBatchPlan,
+    Plan,
+    Rows,
+    SourcePlan,
+    weighted_draws,
+)
+from energon_dali.plan.global_batches import spare_number, spare_pass, spare_unit
 from energon_dali.plan.plan import MOST_ROWS
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
@@ -32,6 +42,10 @@ if TYPE_CHECKING:
 
 NAME = "Webdataset"
 MIXTURE_NAME = "BlendDataset"  # Energon's name
+UNIT_NAME = "Unit"
+"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place in it, ...)."""
+_UNIT_NUMBERS = 3
+_PLACES_PLANNED = 256
 READ_SIZE = 32
 """Samples that are read together from a disk."""
 
@@ -42,8 +56,13 @@ def source_number(sample: Any) -> int:
     Args:
         sample: From a `SourceDataset`; its restore key says it.
     """
-    key = get_restore_key(sample)
+    key = _without_unit(get_restore_key(sample))
     return key[1] if key and key[0] == MIXTURE_NAME else 0
+
+
+def _without_unit(key: Key) -> Key:
+    """Returns the key of a sample without its place in a global batch."""
+    return key[1 + _UNIT_NUMBERS :] if key and key[0] == UNIT_NAME else key
 
 
 class SourceDataset(SavableDataset[Any]):
@@ -111,17 +130,33 @@ class SourceDataset(SavableDataset[Any]):
             return self.describe()
         return "\n".join([self.describe(), *(f"  {source.name}" for source in self.sources)])
 
+    @property
+    def global_batches(self) -> GlobalBatchPlan | None:
+        return self.plan if isinstance(self.plan, GlobalBatchPlan) else None
+
+    def continued(self, start: Cursor, workers: int) -> SourceDataset:
+        twin = copy.copy(self)
+        if isinstance(self.plan, GlobalBatchPlan):
+            twin.plan = self.plan.continued(start, workers)
+        return twin
+
+    def key_from_source(self, key: Key) -> Key:
+        return key
+
     def config(self) -> dict[str, Any]:
-        repeat = self.plan.is_endless
-        if isinstance(self.plan, SourcePlan):
-            return {**super().config(), "repeat": repeat, **self.sources[0].config}
+        plan, repeat = self.plan, self.plan.is_endless
+        of_job: dict[str, Any] = {}
+        if isinstance(plan, GlobalBatchPlan):  # who computes a step, and how many units it has, may change
+            plan, of_job = plan.units, {"global_batches": True, "drop_last": plan.drop_last}
+        if isinstance(plan, SourcePlan):
+            return {**super().config(), "repeat": repeat, **self.sources[0].config, **of_job}
         inner = [{"type": "SourceDataset", **source.config} for source in self.sources]
-        config = {"type": type(self.plan).__name__, "repeat": repeat, "inner": inner}
-        if isinstance(self.plan, BlendPlan):
-            return {**config, "weights": list(self.plan.weights), "seed": self.plan.seed}
-        if isinstance(self.plan, EpochizedBlendPlan):
-            times = [member.repetitions for member in self.plan.members]  # type: ignore[attr-defined]
-            return {**config, "repetitions": times, "seed": self.plan.seed}
+        config = {"type": type(plan).__name__, "repeat": repeat, "inner": inner, **of_job}
+        if isinstance(plan, BlendPlan):
+            return {**config, "weights": list(plan.weights), "seed": plan.seed}
+        if isinstance(plan, EpochizedBlendPlan):
+            times = [member.repetitions for member in plan.members]  # type: ignore[attr-defined]
+            return {**config, "repetitions": times, "seed": plan.seed}
         return config
 
     def at_position(self, number: int) -> SourceDataset:
@@ -138,7 +173,9 @@ class SourceDataset(SavableDataset[Any]):
         """
         if not self.plan.is_endless:
             return self.plan.epoch_length(0, stream)
-        if isinstance(self.plan, EpochizedBlendPlan):
+        if isinstance(self.plan, GlobalBatchPlan):
+            length = self.plan.units.num_samples // self.plan.num_streams
+        elif isinstance(self.plan, EpochizedBlendPlan):
             length = sum(self.plan.lengths(0, stream))
         else:
             length = sum(source.plan.samples_per_pass(stream) for source in self.sources)
@@ -179,11 +216,32 @@ class SourceDataset(SavableDataset[Any]):
             own = [expect_name(tuple(keys[place])[-3:], NAME, 2) for place in places]
             for place, key, sample in zip(places, own, self.sources[number].restore(own), strict=True):
                 made[place] = sample
-                if len(self.sources) > 1 and not isinstance(sample, Exception):
-                    set_restore_key(sample, self.key_of(number, *key[1:]))
+                if not isinstance(sample, Exception):
+                    unit = self._unit_of(keys[place])
+                    set_restore_key(sample, (*unit, *self.key_of(number, *key[1:])))
         return made
 
+    def spare_key(self, unit: int, source: int, attempt: int, number: int, place: int) -> Key:
+        """Returns the restore key of the sample that takes the place of one that failed, in a global batch.
+
+        Args:
+            unit: The unit that failed.
+            source: Number of its source, of which the spare is too.
+            attempt: How many spares of it failed before.
+            number: Number of its micro-batch in the epoch of its stream.
+            place: Its place in that.
+        """
+        seed = self.worker_config.seed_offset
+        index = spare_number(seed, unit, attempt, self.sources[source].num_samples)
+        own = self.key_of(source, self.sources[source].number_of(index), spare_pass(unit, attempt))
+        return (UNIT_NAME, spare_unit(unit, attempt), number, place, *own)
+
+    def _unit_of(self, key: Key) -> Key:
+        """Returns the first part of a key, which says the place of the sample in a global batch; () without them."""
+        return expect_name(key, UNIT_NAME, _UNIT_NUMBERS)[: 1 + _UNIT_NUMBERS] if self.global_batches else ()
+
     def _source_of(self, key: Key) -> int:
+        key = key[len(self._unit_of(key)) :]
         if len(self.sources) == 1:
             expect_name(key, NAME, 2)
             return 0
@@ -219,6 +277,8 @@ class _SourceIterator(StreamIterator[Any]):
         self._fetch = Fetch(dataset.sources, self._feedback or dataset.plan, context, dataset.read_size)
         self._stages: dict[int, _Stages] = {}
         self._is_only = len(dataset.sources) == 1
+        batches = dataset.global_batches
+        self._places = None if batches is None else _Places(batches, context.stream)
         self._counters = [f"blend.samples.{name}" for name in dataset.names] if len(dataset.names) > 1 else []
         self._go_to(0, 0)
 
@@ -249,6 +309,8 @@ class _SourceIterator(StreamIterator[Any]):
             start = time.perf_counter()
             try:
                 key = (NAME, raw.index, number) if self._is_only else self._dataset.key_of(source, raw.index, number)
+                if self._places is not None:
+                    key = (UNIT_NAME, *self._places.at(self._row - 1, self._end), *key)
                 sample = stages.load(raw, seed, key)
             except Exception as error:
                 name = self._dataset.sources[source].name
@@ -336,6 +398,32 @@ class _FeedbackRows:
         weights = self._feedback.weights(window)
         draws = weighted_draws(weights, self._plan.seed, stream, start, stop - start)
         return self._plan.gather.rows(draws, self._feedback.drawn(), stream)
+
+
+class _Places:
+    """Which unit each row of a stream is, and its place in a micro-batch.
+
+    Args:
+        plan: The global batches.
+        stream: The stream.
+    """
+
+    def __init__(self, plan: GlobalBatchPlan, stream: int) -> None:
+        self._plan = plan
+        self._stream = stream
+        self._first, self._known = 0, list[tuple[int, int, int]]()
+
+    def at(self, row: int, end: int) -> tuple[int, int, int]:
+        """Returns (unit, number of the micro-batch in the epoch of the stream, place in it).
+
+        Args:
+            row: Position in the stream.
+            end: Where the epoch of the stream ends.
+        """
+        if not 0 <= row - self._first < len(self._known):
+            self._first = row
+            self._known = self._plan.places(row, min(end, row + _PLACES_PLANNED), self._stream)
+        return self._known[row - self._first]
 
 
 class ReadFailure:

@@ -7,8 +7,10 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.rank_iterator import cursor_of
 from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
@@ -23,6 +25,7 @@ from energon_dali.worker_config import Layout
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
+    from energon_dali.plan import GlobalBatchPlan
 
 FORMAT = "energon_dali.loader"
 VERSION = 1
@@ -63,7 +66,15 @@ class LoaderIdentity:
             "config": self._config,
             **position,
             "given": {str(self._rank): position["given"]},
+            **self._of_steps(),
         }
+
+    def _of_steps(self) -> State:
+        """Returns what a state says of the steps that the job dealt when it was saved; {} without global batches."""
+        batches = self._dataset.global_batches
+        if batches is None:
+            return {}
+        return {"micro_batches": batches.micro_batches_per_step, "global_batch": self._global_batch(batches)}
 
     def position(self, state: State, *, allow_changed_hooks: bool = False) -> State:
         """Returns what the RankIterator of this rank restores from a rank's or a merged state.
@@ -78,15 +89,35 @@ class LoaderIdentity:
             LayoutError: The state has other streams than this loader, or lacks some of this rank.
         """
         check_format(state)
-        self._check_streams(state)
+        batches = self._dataset.global_batches
+        if batches is None and "cursor" in state:
+            raise StateError(
+                "The state is of a job with global batches. Build the dataset with global_batch_size, as it was built "
+                "when the state was saved."
+            )
+        if batches is None:
+            self._check_streams(state)
         if state["config"] != self._config:
             allowed = allow_changed_hooks or os.environ.get(ENVIRONMENT_VARIABLE) == "1"
             state = adapt_state(state, unpack_config(state), self._dataset, allow_changed_hooks=allowed)
+        if batches is not None:
+            cursor = cursor_of(state)
+            given = self._given(state)
+            saved = state["micro_batches"], state["world_size"], state["global_batch"]
+            if saved != (batches.micro_batches_per_step, self._world_size, self._global_batch(batches)):
+                # Another deal: what a rank had of the step is not what it will have. The step begins again.
+                given = given // max(1, saved[0]) * batches.micro_batches_per_step
+                cursor = replace(cursor, micro_batch=0)
+            return {"given": given, "cursor": asdict(cursor), "streams": {}}
         return {
             "given": self._given(state),
             **({SKIPPED: state[SKIPPED]} if SKIPPED in state else {}),
             "streams": {str(stream): state["streams"][str(stream)] for stream in self._streams},
         }
+
+    @staticmethod
+    def _global_batch(batches: GlobalBatchPlan) -> list[int]:
+        return [batches.step_size, batches.micro_batch_size]
 
     def _check_streams(self, state: State) -> None:
         saved = state["num_streams"]
@@ -125,8 +156,8 @@ def merge_states(states: Sequence[State]) -> State:
     for state in states:
         check_format(state)
     first = states[0]
-    for name in ("num_streams", "world_size", "config"):
-        if any(state[name] != first[name] for state in states):
+    for name in ("num_streams", "world_size", "config", "cursor", "global_batch"):
+        if any(state.get(name) != first.get(name) for state in states):
             raise StateError(f"These states are not of one job: their {name!r} differ. Give the states of one save.")
     skipped = as_entry(one for state in states for one in skipped_by_state(state))
     merged: State = {**first, "given": {}, **skipped, "streams": {}}
@@ -136,7 +167,8 @@ def merge_states(states: Sequence[State]) -> State:
             raise StateError(f"Streams {twice} are in more than one of the states. Give the state of each rank once.")
         merged["given"].update(state["given"])
         merged["streams"].update(state["streams"])
-    missing = sorted(set(map(str, range(first["num_streams"]))) - merged["streams"].keys(), key=int)
+    needed = set() if "cursor" in first else set(map(str, range(first["num_streams"])))
+    missing = sorted(needed - merged["streams"].keys(), key=int)
     if missing:
         raise StateError(
             f"Streams {missing[:20]}{' ...' if len(missing) > 20 else ''} are in none of the states. Give the states "
@@ -158,7 +190,7 @@ def split_state(state: State, world_size: int) -> list[State]:
         LayoutError: The streams cannot be divided among the ranks.
     """
     whole = merge_states([state])
-    layout = Layout(world_size, 1, whole["num_streams"])
+    layout = Layout(world_size, 1, world_size if "cursor" in whole else whole["num_streams"])
     given: dict[str, int] = whole["given"]
     share = sum(given.values()) // world_size
     failures = whole.pop("failures", None)
@@ -168,7 +200,11 @@ def split_state(state: State, world_size: int) -> list[State]:
             **whole,
             "world_size": world_size,
             "given": {str(rank): given[str(rank)] if same else share},
-            "streams": {str(stream): whole["streams"][str(stream)] for stream in layout.rank_streams(rank)},
+            "streams": {
+                str(stream): whole["streams"][str(stream)]
+                for stream in layout.rank_streams(rank)
+                if "cursor" not in whole
+            },
             **({"failures": failures} if failures and rank == 0 else {}),
         }
         for rank in range(world_size)
@@ -223,6 +259,8 @@ def check_format(state: Any) -> None:
         if SKIPPED in state:
             skipped_by_state(state)
         ranks, numbers = state["world_size"], state["num_streams"]
+        if "cursor" in state:
+            cursor_of(state)
         damaged = [
             f"given[{rank}]"
             for rank, count in state["given"].items()

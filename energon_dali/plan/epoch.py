@@ -119,7 +119,7 @@ class EpochOrder:
     def __len__(self) -> int:
         return self._length
 
-    def samples(self, start: int, stop: int) -> tuple[Int32Array, Int64Array, Int64Array]:
+    def samples(self, start: int, stop: int) -> tuple[Int32Array, Int64Array, Int64Array, Int32Array]:
         """Returns the samples at positions start ... stop - 1.
 
         Args:
@@ -127,8 +127,8 @@ class EpochOrder:
             stop: Position after the last, at most the length.
 
         Returns:
-            (int32[k] shards, int64[k] indices within the shards, int64[k] passes over the data). A sample that is
-            repeated, in one epoch or in several, has another pass each time.
+            (int32[k] shards, int64[k] indices within the shards, int64[k] passes over the data, int32[k] lanes). A
+            sample that is repeated, in one epoch or in several, has another pass each time.
 
         Raises:
             IndexError: The range leaves the epoch.
@@ -141,14 +141,17 @@ class EpochOrder:
         positions = self._shuffle.positions(start, stop)
         if self._lanes > 1:
             short, longer = divmod(self._length, self._lanes)
-            offsets, lanes = np.divmod(positions, self._lanes)
-            positions = lanes * short + np.minimum(lanes, longer) + offsets
+            offsets, numbers = np.divmod(positions, self._lanes)
+            positions = numbers * short + np.minimum(numbers, longer) + offsets
+            lanes = numbers.astype(np.int32)
+        else:
+            lanes = np.zeros(len(positions), np.int32)
         slices = self._locator.find(positions)
         indices = positions - self._sequence.starts[slices]
         if self._in_slice and len(indices):
             self._shuffle_in_slices(slices, indices)
         indices += self._sequence.slices.start[slices]
-        return self._sequence.slices.shard[slices], indices, self._sequence.passes[slices]
+        return self._sequence.slices.shard[slices], indices, self._sequence.passes[slices], lanes
 
     def sample(self, position: int) -> tuple[int, int, int]:
         """Returns (shard, index within the shard, pass over the data) at one position; cheap if called in order.
@@ -160,7 +163,7 @@ class EpochOrder:
         if not 0 <= index < len(self._chunk):
             if not 0 <= position < self._length:
                 raise IndexError(f"Position {position} is outside an epoch of {self._length} samples.")
-            columns = self.samples(position, min(self._length, position + _CHUNK))
+            columns = self.samples(position, min(self._length, position + _CHUNK))[:3]
             self._chunk = list(zip(*(column.tolist() for column in columns), strict=True))
             self._chunk_start, index = position, 0
         return self._chunk[index]

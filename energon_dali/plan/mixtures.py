@@ -78,7 +78,7 @@ class Members:
                 positions[first:last] = np.concatenate([np.arange(start, stop) for start, stop in ranges])
             plans = numbers[order[chosen]]
             rows = self._dealt.rows(self._place[plans], positions[chosen], stream)
-            parts.append(Rows(self._offsets[plans], rows.shards, rows.indices, rows.passes))
+            parts.append(replace(rows, sources=self._offsets[plans]))
             places.append(order[chosen])
         for index in np.flatnonzero(~together).tolist():
             number, begin, first = int(drawn[index]), int(begins[index]), int(firsts[index])

@@ -37,11 +37,13 @@ class Rows:
     """int64[n]: index of the sample within the shard."""
     passes: Int64Array
     """int64[n]: number of the pass over the data. A sample that comes again is of another pass."""
+    lanes: Int32Array
+    """int32[n]: number of the interleave lane of the source; slices follow each other in a lane."""
 
     @classmethod
-    def of_source(cls, shards: Int32Array, indices: Int64Array, passes: Int64Array) -> Rows:
+    def of_source(cls, shards: Int32Array, indices: Int64Array, passes: Int64Array, lanes: Int32Array) -> Rows:
         """Returns rows of the only source of a plan."""
-        return cls(np.zeros(len(shards), np.int32), shards, indices, passes)
+        return cls(np.zeros(len(shards), np.int32), shards, indices, passes, lanes)
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
@@ -50,21 +52,22 @@ class Rows:
             return parts[0]
         if not parts:
             few, many = np.zeros(0, np.int32), np.zeros(0, np.int64)
-            return cls(few, few, many, many)
+            return cls(few, few, many, many, few)
         return cls(
             np.concatenate([part.sources for part in parts]),
             np.concatenate([part.shards for part in parts]),
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.passes for part in parts]),
+            np.concatenate([part.lanes for part in parts]),
         )
 
     def take(self, order: Int64Array | slice) -> Rows:
         """Returns some of the rows, by their indices."""
-        return Rows(self.sources[order], self.shards[order], self.indices[order], self.passes[order])
+        return Rows(self.sources[order], self.shards[order], self.indices[order], self.passes[order], self.lanes[order])
 
     def renumbered(self, first_source: int) -> Rows:
         """Returns the rows where the first source has another number, and those after it follow."""
-        return Rows(self.sources + np.int32(first_source), self.shards, self.indices, self.passes)
+        return Rows(self.sources + np.int32(first_source), self.shards, self.indices, self.passes, self.lanes)
 
     def as_tuples(self) -> list[tuple[int, int, int, int]]:
         """Returns (source, shard, index, pass) of each row."""

@@ -342,4 +342,4 @@ class DealtSources:
         at = self._origins[numbers] + samples
         slices = np.searchsorted(self._starts, at, side="right") - 1
         indices = at - self._starts[slices] + self._firsts[slices]
-        return Rows(numbers.astype(np.int32), self._shards[slices], indices, passes)
+        return Rows(numbers.astype(np.int32), self._shards[slices], indices, passes, np.zeros(len(indices), np.int32))

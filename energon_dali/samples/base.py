@@ -250,6 +250,12 @@ def set_restore_key(element: Any, key: Key) -> Any:
     return element
 
 
+def add_attribute(element: Any, name: str, value: Any) -> None:
+    """Adds an attribute to a sample or batch that has none of the name, unless it is a dict, tuple or list."""
+    if not isinstance(element, (dict, tuple, list)) and hasattr(element, "__dict__") and not hasattr(element, name):
+        object.__setattr__(element, name, value)  # frozen dataclasses as well
+
+
 def join_sources(samples: Sequence[Any]) -> tuple[SourceInfo, ...] | None:
     """Returns the sources of all samples, concatenated; None if there are none."""
     known = [get_field(sample, "__sources__") for sample in samples if has_field(sample, "__sources__")]

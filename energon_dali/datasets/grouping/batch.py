@@ -15,7 +15,9 @@ from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.rerun import rerun
 from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
-from energon_dali.samples.base import Key, set_restore_key
+from energon_dali.plan import GlobalBatchPlan
+from energon_dali.plan.global_batches import SPARES, attempts_of
+from energon_dali.samples.base import Key, add_attribute, set_restore_key
 from energon_dali.shards.documents.state_entries import count_of, flag_of, state_of
 from energon_dali.task_encoder.context import batch_context, sample_context
 from energon_dali.worker_config import WorkerConfig
@@ -351,10 +353,14 @@ class _CountIterator(WrapperIterator[Any]):
         super().__init__(dataset.dataset.open(context))
         self._stream = context.stream
         self._num_streams = dataset.worker_config.layout.num_streams
+        self._batches = dataset.global_batches
+        self._epoch = 0
         self._count = 0
         self._key: Key = ()
 
     def __next__(self) -> Any:
+        if self._batches is not None:
+            return self._next_of_step(self._batches)
         number = self._count * self._num_streams + self._stream
         with batch_context(number):
             element = next(self._inner)
@@ -362,6 +368,24 @@ class _CountIterator(WrapperIterator[Any]):
         key = self._inner.last_key(element)
         self._key = _joined(number, key)
         return element if self._key is key else set_restore_key(element, self._key)
+
+    def _next_of_step(self, batches: GlobalBatchPlan) -> Any:
+        """Returns the next micro-batch of a step, marked with its place in it."""
+        if self._count == batches.micro_batches_of_stream(self._stream, self._epoch):
+            self._epoch, self._count = self._epoch + 1, 0
+            next(self._inner)  # raises StopIteration
+            raise AssertionError("an epoch has more micro-batches than its plan")
+        step, number = batches.place_of(self._stream, self._epoch, self._count)
+        with batch_context(step.number):
+            element = next(self._inner)
+        self._count += 1
+        self._key = self._inner.last_key(element)
+        add_attribute(element, "step", step.number)
+        add_attribute(element, "micro_batch", number)
+        add_attribute(element, "is_last_of_step", number + 1 == step.micro_batches)
+        units = [key[1] for key in self._key if isinstance(key, tuple)]
+        add_attribute(element, "num_units", sum(attempts_of(unit) <= SPARES for unit in units))
+        return element
 
     def skip(self, count: int) -> int:
         skipped = self._inner.skip(count)

@@ -77,6 +77,10 @@ class MapDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _MapIterator(self, context)
 
+    def key_from_source(self, key: Key) -> Key:
+        below = self.dataset.key_from_source(key)
+        return (type(self).__name__, below[1], *below)
+
     def can_restore_sample(self) -> bool:
         return self.stateless_map_fn and super().can_restore_sample()
 

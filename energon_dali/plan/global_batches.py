@@ -1,0 +1,442 @@
+"""Steps of a job that are fixed sets of samples: the rows of one stream, dealt to ranks and micro-batches.
+
+The rows of a plan of a single stream are the units 0, 1, 2, ... of the job. Step t takes the next `size` of them,
+whoever computes it: world size, workers and micro-batches only decide who gets which. So a job continues on another
+number of ranks, or with another size, from the first unit that no finished step has taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from energon_dali.errors import ConfigError
+from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
+from energon_dali.plan.rng import SPARE, Int64Array, mix
+
+Uneven = Literal["error", "round_down", "ragged"]
+UNEVEN = ("error", "round_down", "ragged")
+GLOBAL_LANES = 256
+"""Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
+SPARES = 3
+"""Spares that are tried for a unit that failed."""
+_KEPT_STEPS = 4
+_UNIT_BITS = 52
+"""Units are below 2 ** 48, so that further bits can say which spare of a unit is meant."""
+
+
+@dataclass(frozen=True, order=True)
+class Cursor:
+    """Where a job with global batches continues: on all ranks the same."""
+
+    unit: int = 0
+    """First unit of the step."""
+    step: int = 0
+    """Number of the step, from the beginning of the job."""
+    micro_batch: int = 0
+    """Micro-batches of the step that every rank has delivered."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The units that the job takes at once."""
+
+    number: int
+    """From the beginning of the job."""
+    first_unit: int
+    """Its first unit."""
+    size: int
+    """Number of its units, at least 1."""
+    micro_batches: int
+    """Micro-batches of each rank, at least 1."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank computes at once."""
+
+    step: Step
+    """The step that it is a part of."""
+    number: int
+    """Its number among those of its rank in the step."""
+    units: Int64Array
+    """int64[n]: its units, ascending; n may be 0 in the last step of an epoch."""
+    rows: Rows
+    """Their rows."""
+
+    @property
+    def is_last_of_step(self) -> bool:
+        """Whether the rank has no further one in the step."""
+        return self.number + 1 == self.step.micro_batches
+
+
+def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, uneven: Uneven) -> int:
+    """Returns the number of units of a step.
+
+    Args:
+        global_batch_size: What was asked for.
+        world_size: Number of ranks.
+        micro_batch_size: Most units of a micro-batch.
+        uneven: What to do if it is not a multiple of world_size x micro_batch_size: raise, round down to one (Megatron's
+            rule), or deal counts that differ by one.
+
+    Raises:
+        ConfigError: It is no such multiple, or nothing is left of it.
+    """
+    least = world_size * micro_batch_size
+    if uneven == "ragged" or global_batch_size % least == 0:
+        if global_batch_size < world_size:
+            raise ConfigError(
+                f"global_batch_size={global_batch_size} is less than world_size={world_size}, so that some ranks would "
+                "have nothing to compute. Give at least one sample per rank."
+            )
+        return global_batch_size
+    low = global_batch_size // least * least
+    if uneven == "round_down" and low:
+        return low
+    fitting = " or ".join(f"{size:,}" for size in (low, low + least) if size)
+    raise ConfigError(
+        f"global_batch_size={global_batch_size} is not a multiple of world_size x batch_size = {world_size} x "
+        f'{micro_batch_size} = {least}: give {fitting}. Or give uneven="round_down", which takes the next smaller '
+        'multiple as Megatron does, or uneven="ragged", which deals the ranks counts that differ by one.'
+    )
+
+
+def part_of(total: int, parts: int, number: int) -> int:
+    """Returns one of `parts` numbers that sum to `total` and differ by at most one, the larger ones first."""
+    return total // parts + (number < total % parts)
+
+
+def deal(homes: Int64Array, counts: Int64Array) -> Int64Array:
+    """Returns which rank gets each unit: its home, as long as the home has room, otherwise the next rank with room.
+
+    Args:
+        homes: int64[n]: rank that each unit should go to.
+        counts: int64[ranks]: how many units each rank gets; they sum to n.
+
+    Returns:
+        int64[n].
+    """
+    order = np.argsort(homes, kind="stable")
+    arrived = np.bincount(homes, minlength=len(counts))
+    place = np.arange(len(homes)) - np.repeat(np.cumsum(arrived) - arrived, arrived)  # among those of the same home
+    fits = place < np.repeat(counts, arrived)
+    ranks = homes.copy()
+    left = np.sort(order[~fits])
+    room = counts - np.minimum(arrived, counts)
+    ranks[left] = np.repeat(np.arange(len(counts)), room)
+    return ranks
+
+
+@dataclass(frozen=True)
+class GlobalBatchPlan(Plan):
+    """The micro-batches of each rank, in the order in which it delivers them.
+
+    A rank delivers its micro-batches one by one. Stream `rank + world_size * k` is made by its worker k, which makes
+    micro-batches k, k + workers, k + 2 workers, ... of the rank. An epoch of a stream is what it has of an epoch of
+    the units.
+
+    Raises:
+        ConfigError: The plan of the units has several streams, or the sizes do not fit.
+    """
+
+    units: Plan
+    """The plan of a single stream: its rows are the units of the job."""
+    global_batch_size: int
+    """Units per step that were asked for, at least 1."""
+    micro_batch_size: int
+    """Most units of a micro-batch, at least 1."""
+    world_size: int
+    """Number of ranks."""
+    workers: int
+    """Streams per rank, at least 1."""
+    uneven: Uneven = "error"
+    """What happens to sizes that the ranks cannot share equally; see `step_size`."""
+    drop_last: bool = False
+    """Whether the last step of an epoch is left out if it is smaller."""
+    start: Cursor = Cursor()
+    """Where the job begins, or continues."""
+    seed: int = 0
+    """Seed of the job, for spares."""
+
+    def __post_init__(self) -> None:
+        if self.units.num_streams != 1:
+            raise ConfigError("GlobalBatchPlan was given a plan of several streams. Give one with num_streams=1.")
+        _ = self.step_size
+
+    @cached_property
+    def step_size(self) -> int:
+        """Number of units of a step; the last one of an epoch may have fewer."""
+        return step_size(self.global_batch_size, self.world_size, self.micro_batch_size, self.uneven)
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        """Micro-batches of each rank in a step."""
+        return self._micro_batches(self.step_size)
+
+    @property
+    def num_streams(self) -> int:  # type: ignore[override]
+        """Number of streams of all ranks."""
+        return self.world_size * self.workers
+
+    @property
+    def num_sources(self) -> int:
+        return self.units.num_sources
+
+    @property
+    def is_endless(self) -> bool:
+        return self.units.is_endless
+
+    @property
+    def num_samples(self) -> int:
+        return self.units.num_samples
+
+    def at_position(self, number: int) -> GlobalBatchPlan:
+        return replace(self, units=self.units.at_position(number))
+
+    def continued(self, start: Cursor, workers: int) -> GlobalBatchPlan:
+        """Returns the plan from a step on.
+
+        Args:
+            start: A cursor of this plan, or of one with another world size or other batches.
+            workers: Streams of each rank.
+        """
+        return replace(self, start=start, workers=workers)
+
+    def step_of(self, unit: int) -> int:
+        """Returns the number of the step that a unit belongs to.
+
+        Args:
+            unit: A unit from the start on, or the number of a spare of it (see `spare_unit`).
+        """
+        unit &= (1 << _UNIT_BITS) - 1
+        epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
+        first = self._unit_range(epoch)[0]
+        return self.start.step + self._steps_before(epoch) + (unit - first) // self.step_size
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _first_epoch(self) -> int:
+        return self.units.epoch_at(self.start.unit) if not self.is_endless and self.num_samples else 0
+
+    def _micro_batches(self, size: int) -> int:
+        """Returns the number of micro-batches of each rank in a step of a size."""
+        return -(-(-(-size // self.world_size)) // self.micro_batch_size)
+
+    def _unit_range(self, epoch: int) -> tuple[int, int]:
+        """Returns (first unit, unit after the last) of an epoch, counted from the one that holds the start."""
+        if self.is_endless:
+            return self.start.unit, MOST_ROWS
+        number = self._first_epoch + epoch
+        stop = self.units.epoch_start(number + 1)
+        if self.drop_last:
+            first = self.start.unit if not epoch else self.units.epoch_start(number)
+            stop = first + (stop - first) // self.step_size * self.step_size
+        return (self.start.unit if not epoch else self.units.epoch_start(number)), stop
+
+    def steps_of_epoch(self, epoch: int) -> int:
+        """Returns the number of steps of an epoch, counted from the one that holds the start."""
+        first, stop = self._unit_range(epoch)
+        return -(-(stop - first) // self.step_size)
+
+    def _steps_before(self, epoch: int) -> int:
+        return sum(self.steps_of_epoch(number) for number in range(epoch))
+
+    def step_at(self, epoch: int, number: int) -> Step:
+        """Returns a step.
+
+        Args:
+            epoch: Epoch, counted from the one that holds the start.
+            number: Number of the step in it, from the start on.
+        """
+        first, stop = self._unit_range(epoch)
+        unit = first + number * self.step_size
+        size = min(self.step_size, stop - unit)
+        return Step(self.start.step + self._steps_before(epoch) + number, unit, size, self._micro_batches(size))
+
+    def cursor(self, epoch: int, delivered: int) -> Cursor:
+        """Returns where a job continues after a rank has delivered micro-batches.
+
+        Args:
+            epoch: Epoch, counted from the one that holds the start.
+            delivered: Micro-batches that a rank has delivered in it.
+        """
+        delivered += self.start.micro_batch if not epoch else 0
+        number, micro_batch = divmod(delivered, self.micro_batches_per_step)
+        if not self.is_endless:
+            steps = self.steps_of_epoch(epoch)
+            if number >= steps or (number == steps - 1 and self.step_at(epoch, number).micro_batches <= micro_batch):
+                epoch, number, micro_batch = epoch + 1, 0, 0
+        step = self.step_at(epoch, number)
+        return Cursor(step.first_unit, step.number, micro_batch)
+
+    def micro_batches_of_epoch(self, epoch: int) -> int:
+        """Returns how many micro-batches each rank delivers in an epoch, from the start on; `MOST_ROWS` without end."""
+        if self.is_endless:
+            return MOST_ROWS
+        steps = self.steps_of_epoch(epoch)
+        if not steps:
+            return 0
+        last = self.step_at(epoch, steps - 1).micro_batches
+        whole = (steps - 1) * self.micro_batches_per_step
+        return whole + last - (self.start.micro_batch if not epoch else 0)
+
+    # --- dealing ----------------------------------------------------------------------------------------------------
+
+    def dealt(self, step: Step, rank: int) -> tuple[Int64Array, Rows]:
+        """Returns the units of a rank in a step, ascending, and their rows."""
+        kept = self._kept("steps")
+        found = kept.get((step.first_unit, rank))
+        if found is None:
+            rows = self.units.rows(step.first_unit, step.first_unit + step.size)
+            counts = step.size // self.world_size + (np.arange(self.world_size) < step.size % self.world_size)
+            # A lane has the same home in every step. The lanes of other sources begin at other ranks.
+            homes = (rows.lanes + rows.sources.astype(np.int64) * 97) % self.world_size
+            own = np.flatnonzero(deal(homes, counts) == rank)
+            found = keep(kept, (step.first_unit, rank), (own + step.first_unit, rows.take(own)), _KEPT_STEPS)
+        return found  # type: ignore[no-any-return]
+
+    def micro_batch(self, stream: int, epoch: int, number: int) -> MicroBatch:
+        """Returns a micro-batch.
+
+        Args:
+            stream: Stream that makes it.
+            epoch: Epoch, counted from the one that holds the start.
+            number: Its number in the epoch of the stream.
+        """
+        step, of_step = self.place_of(stream, epoch, number)
+        units, rows = self.dealt(step, stream % self.world_size)
+        least, longer = divmod(len(units), step.micro_batches)
+        first = of_step * least + min(of_step, longer)
+        part = slice(first, first + least + (of_step < longer))
+        return MicroBatch(step, of_step, units[part], rows.take(part))
+
+    def place_of(self, stream: int, epoch: int, number: int) -> tuple[Step, int]:
+        """Returns (step, number in the step of its rank) of a micro-batch of a stream."""
+        of_rank = number * self.workers + stream // self.world_size + (self.start.micro_batch if not epoch else 0)
+        of_epoch, of_step = divmod(of_rank, self.micro_batches_per_step)
+        return self.step_at(epoch, of_epoch), of_step
+
+    def size_of(self, stream: int, epoch: int, number: int) -> int:
+        """Returns the number of units of a micro-batch; deals nothing. See `micro_batch`."""
+        step, of_step = self.place_of(stream, epoch, number)
+        return part_of(part_of(step.size, self.world_size, stream % self.world_size), step.micro_batches, of_step)
+
+    # --- rows of streams --------------------------------------------------------------------------------------------
+
+    def micro_batches_of_stream(self, stream: int, epoch: int) -> int:
+        """Returns how many micro-batches of an epoch a stream makes; `MOST_ROWS` without end."""
+        if self.is_endless:
+            return MOST_ROWS
+        return max(0, -(-(self.micro_batches_of_epoch(epoch) - stream // self.world_size) // self.workers))
+
+    def _rows_before(self, stream: int, epoch: int, number: int) -> int:
+        """Returns how many rows the first `number` micro-batches of an epoch of a stream have."""
+        in_last_step = 0
+        if not self.is_endless:  # that one may be smaller
+            first = self._first_of_last_step(stream, epoch)
+            in_last_step = sum(self.size_of(stream, epoch, one) for one in range(first, number))
+            number = min(number, first)
+        if self.step_size % (self.world_size * self.micro_batch_size) == 0:
+            return number * self.micro_batch_size + in_last_step
+        # Sizes repeat: after as many micro-batches as a step has, a stream is at the same place of a step again.
+        period = self.micro_batches_per_step
+        rounds, rest = divmod(number, period)
+        sizes = [self.size_of(stream, epoch, one) for one in range(min(period, number))]
+        return rounds * sum(sizes) + sum(sizes[:rest]) + in_last_step
+
+    def _first_of_last_step(self, stream: int, epoch: int) -> int:
+        """Returns the first micro-batch of a stream that belongs to the last step of an epoch, or to none."""
+        before = max(0, self.steps_of_epoch(epoch) - 1) * self.micro_batches_per_step
+        before -= self.start.micro_batch if not epoch else 0
+        return max(0, -(-(before - stream // self.world_size) // self.workers))
+
+    def epoch_start(self, epoch: int, stream: int = 0) -> int:
+        if self.is_endless:
+            return 0
+        return sum(
+            self._rows_before(stream, number, self.micro_batches_of_stream(stream, number)) for number in range(epoch)
+        )
+
+    def locate(self, position: int, stream: int) -> tuple[int, int, int]:
+        """Returns (epoch, number of the micro-batch in the epoch of its stream, place in it) of a row of a stream."""
+        epoch = self.epoch_at(position, stream)
+        rest = position - self.epoch_start(epoch, stream)
+        low, high = 0, min(self.micro_batches_of_stream(stream, epoch), rest * self.step_size + self.step_size)
+        while low + 1 < high:  # the last micro-batch that starts at the row or before
+            middle = (low + high) // 2
+            if self._rows_before(stream, epoch, middle) <= rest:
+                low = middle
+            else:
+                high = middle
+        return epoch, low, rest - self._rows_before(stream, epoch, low)
+
+    def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
+        start, stop, stream = self.check_range(start, stop, stream)
+        return Rows.joined([micro_batch.rows for _, micro_batch in self._between(start, stop, stream)])
+
+    def places(self, start: int, stop: int, stream: int = 0) -> list[tuple[int, int, int]]:
+        """Returns (unit, number of the micro-batch in its epoch, place in it) of rows of a stream."""
+        start, stop, stream = self.check_range(start, stop, stream)
+        found = []
+        for (number, place), micro_batch in self._between(start, stop, stream):
+            found += [(unit, number, place + n) for n, unit in enumerate(micro_batch.units.tolist())]
+        return found
+
+    def _between(self, start: int, stop: int, stream: int) -> list[tuple[tuple[int, int], MicroBatch]]:
+        """Returns the micro-batches between two positions, each with its number and first place; cut at both ends."""
+        if start == stop:
+            return []
+        epoch, number, place = self.locate(start, stream)
+        found = []
+        while start < stop:
+            if number == self.micro_batches_of_stream(stream, epoch):
+                epoch, number = epoch + 1, 0
+                continue
+            whole = self.micro_batch(stream, epoch, number)
+            part = slice(place, place + stop - start)
+            cut = replace(whole, units=whole.units[part], rows=whole.rows.take(part))
+            found.append(((number, place), cut))
+            start += len(cut.units)
+            number, place = number + 1, 0
+        return found
+
+    def __str__(self) -> str:
+        size = f"{self.step_size} units per step"
+        ranks = f"{self.world_size} ranks, micro-batches of {self.micro_batch_size}"
+        lines = [f"GlobalBatchPlan({size}, {ranks}, from step {self.start.step})"]
+        return "\n".join([*lines, *("  " + line for line in str(self.units).splitlines())])
+
+
+def spare_number(seed: int, unit: int, attempt: int, num_samples: int) -> int:
+    """Returns which sample of a source takes the place of a unit that failed.
+
+    Args:
+        seed: Seed of the job.
+        unit: The unit.
+        attempt: How many spares of it failed before.
+        num_samples: Number of samples of the source, at least 1.
+
+    Returns:
+        Its number in the source, 0 <= number < num_samples.
+    """
+    return mix(SPARE, seed, unit, attempt) % num_samples
+
+
+def spare_pass(unit: int, attempt: int) -> int:
+    """Returns the number of the pass of a spare: an extra repeat, which no row of a plan has."""
+    return (1 << 61) + unit * 8 + attempt
+
+
+def spare_unit(unit: int, attempt: int) -> int:
+    """Returns the number by which hooks draw random numbers for a spare: that of no unit."""
+    return unit + ((attempt + 1) << _UNIT_BITS)
+
+
+def attempts_of(number: int) -> int:
+    """Returns which spare of a unit has a number, from 1 on; 0 for the unit itself."""
+    return number >> _UNIT_BITS

@@ -1,0 +1,275 @@
+"""Steps of a job are the same samples on any number of ranks and workers, whatever fails, and after every restore."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import energon_dali as ed
+from energon_dali.errors import ConfigError, FatalSampleError, SkipSample, StateError
+from tests.loader.dataset_folder import prepare, write_shards
+
+Steps = dict[int, list[str]]
+"""By step, the sorted keys of its samples."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A blend of two datasets of texts: 60 samples in 3 shards, and 25 in 2."""
+    root = tmp_path_factory.mktemp("texts")
+    for name, count, shards in (("a", 60, 3), ("b", 25, 2)):
+        samples = {f"{name}{number:03d}": {"txt": f"{name} {number}".encode()} for number in range(count)}
+        prepare(write_shards(root / name, samples, shards), {"text": "txt"}, "TextSample")
+    entries = [{"weight": 0.7, "path": "a"}, {"weight": 0.3, "path": "b"}]
+    blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    (root / "blend.yaml").write_text(json.dumps({**blend, "splits": {"train": {"blend": entries}}}))
+    return root
+
+
+class Encoder(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Fails on some samples, and draws a random number for each."""
+
+    def __init__(self, bad: frozenset[str] = frozenset(), skipped: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.bad, self.skipped = bad, skipped
+
+    @ed.stateless(restore_seeds=True, failure_tolerance=0)
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.__key__ in self.bad:
+            raise ValueError("a bad sample")
+        if sample.__key__ in self.skipped:
+            raise SkipSample
+        sample.text = f"{sample.__key__} {random.random():.6f} {self.current_batch_index}"
+        return sample
+
+
+@dataclass
+class Job:
+    """A job of several ranks, which run one after the other in this process."""
+
+    path: Path
+    world_size: int
+    global_batch_size: int
+    batch_size: int
+    num_workers: int = 0
+    encoder: Any = None
+    options: Any = None
+
+    def loader(self, rank: int) -> Any:
+        dataset = ed.get_train_dataset(
+            self.path,
+            worker_config=ed.WorkerConfig(rank=rank, world_size=self.world_size, num_workers=self.num_workers),
+            batch_size=self.batch_size,
+            global_batch_size=self.global_batch_size,
+            shuffle_buffer_size=20,
+            max_samples_per_sequence=10,
+            task_encoder=self.encoder or Encoder(),
+            **(self.options or {}),
+        )
+        return ed.get_savable_loader(dataset)
+
+    def run(self, micro_batches: int, states: list[Any] | None = None) -> tuple[Steps, list[Any]]:
+        """Returns (the samples of each step, the state of each rank) after some micro-batches of each rank."""
+        steps: dict[int, list[str]] = defaultdict(list)
+        saved = []
+        for rank in range(self.world_size):
+            with self.loader(rank) as loader:
+                if states is not None:
+                    loader.restore_state_rank(states[rank % len(states)])
+                for batch in take(loader, micro_batches):
+                    texts = batch.text if batch.num_units else []
+                    assert all(int(text.split()[-1]) == batch.step for text in texts)
+                    steps[batch.step] += texts
+                saved.append(loader.save_state_rank())
+        return {number: sorted(texts) for number, texts in steps.items()}, saved
+
+
+def take(loader: Any, count: int) -> Iterator[Any]:
+    batches = iter(loader)
+    for _ in range(count):
+        yield next(batches)
+
+
+REFERENCE = 12
+"""Steps of the job that others are compared with."""
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Steps:
+    """The steps of a job of one rank without workers: 12 steps of 24 samples."""
+    return Job(folder / "blend.yaml", 1, 24, 24).run(REFERENCE)[0]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "num_workers"), [(1, 4, 0), (2, 12, 0), (3, 4, 0), (4, 3, 0), (2, 3, 1), (1, 4, 3)]
+)
+def test_steps_do_not_depend_on_the_layout(
+    folder: Path, reference: Steps, world_size: int, batch_size: int, num_workers: int
+) -> None:
+    job = Job(folder / "blend.yaml", world_size, 24, batch_size, num_workers)
+    steps, _ = job.run(4 * 24 // world_size // batch_size)
+    assert steps == {number: reference[number] for number in range(4)}
+
+
+def test_a_step_holds_as_many_samples_as_asked_for(reference: Steps) -> None:
+    assert [len(reference[number]) for number in range(REFERENCE)] == [24] * REFERENCE
+    assert {text[0] for texts in reference.values() for text in texts} == {"a", "b"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_jobs_continue_on_other_layouts(folder: Path, reference: Steps, seed: int) -> None:
+    draw = random.Random(seed)
+    first, second = (
+        Job(
+            folder / "blend.yaml",
+            world_size,
+            24,
+            draw.choice([n for n in (1, 2, 3, 4, 6) if 24 // world_size % n == 0]),
+        )
+        for world_size in (draw.choice([1, 2, 3, 4, 6, 8, 12]) for _ in range(2))
+    )
+    per_step = [24 // job.world_size // job.batch_size for job in (first, second)]
+    done = draw.randrange(1, 4 * per_step[0])
+    before, states = first.run(done)
+    after, _ = second.run(2 * per_step[1], states[:1])
+    whole = done // per_step[0]
+    begins = whole if (first.world_size, first.batch_size) != (second.world_size, second.batch_size) else None
+    for number in range(whole):
+        assert before[number] == reference[number]
+    if begins is not None:  # the step that was begun begins again
+        assert after == {number: reference[number] for number in (begins, begins + 1)}
+    else:
+        together = sorted(before.get(whole, []) + after[whole])
+        assert together == reference[whole]
+
+
+def test_another_batch_size_continues_at_the_next_unit(folder: Path, reference: Steps) -> None:
+    """A ramp of the batch size: 24, then 36 samples per step."""
+    _, states = Job(folder / "blend.yaml", 2, 24, 6).run(4)
+    after, _ = Job(folder / "blend.yaml", 3, 36, 6).run(4, states[:1])
+    samples = sorted(text.rsplit(" ", 1)[0] for number in (2, 3) for text in after[number])
+    assert samples == sorted(text.rsplit(" ", 1)[0] for number in (2, 3, 4) for text in reference[number])
+
+
+def test_a_missing_sample_moves_no_other(folder: Path, reference: Steps) -> None:
+    bad, skipped = frozenset({"a003", "a017", "b011"}), frozenset({"a042", "b002"})
+    lost = {}
+    for world_size, batch_size, workers in ((1, 24, 0), (2, 3, 0), (4, 6, 0), (2, 4, 2)):
+        job = Job(folder / "blend.yaml", world_size, 24, batch_size, workers, Encoder(bad, skipped))
+        steps, _ = job.run(3 * 24 // world_size // batch_size)
+        for number in range(3):
+            good = [text for text in reference[number] if text.split()[0] not in bad | skipped]
+            assert set(good) <= set(steps[number])
+            assert len(steps[number]) == 24
+        lost[world_size, batch_size] = steps
+    assert len({json.dumps(steps) for steps in lost.values()}) == 1
+    assert any(set(lost[1, 24][number]) - set(reference[number]) for number in range(3))
+
+
+def test_places_stay_empty_with_shrink(folder: Path, reference: Steps) -> None:
+    bad = frozenset({"a003", "a017", "b011"})
+    job = Job(folder / "blend.yaml", 2, 24, 3, encoder=Encoder(bad), options={"on_missing": "shrink"})
+    steps, _ = job.run(12)
+    assert steps == {number: [text for text in reference[number] if text.split()[0] not in bad] for number in range(3)}
+
+
+def test_an_empty_micro_batch_is_filled_and_counts_nothing(folder: Path) -> None:
+    """All samples but one fail: every rank still delivers its micro-batches."""
+    bad = frozenset({f"a{n:03d}" for n in range(1, 60)} | {f"b{n:03d}" for n in range(1, 25)})
+    job = Job(folder / "blend.yaml", 2, 8, 2, encoder=Encoder(bad), options={"on_missing": "shrink"})
+    with pytest.raises(FatalSampleError, match="has no sample"):
+        job.run(40)
+    bad = frozenset({f"a{n:03d}" for n in range(8, 60)} | {f"b{n:03d}" for n in range(8, 25)})
+    for rank in range(2):
+        job.encoder = Encoder(bad)
+        with job.loader(rank) as loader:
+            batches = list(take(loader, 40))
+            assert {len(batch.text) for batch in batches if not batch.num_units} == {1}
+            assert any(batch.num_units == 0 for batch in batches)
+            assert [(batch.step, batch.micro_batch) for batch in batches] == [divmod(n, 2) for n in range(40)]
+            assert [batch.is_last_of_step for batch in batches] == [n % 2 == 1 for n in range(40)]
+
+
+def test_sizes_that_do_not_fit_are_explained(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a multiple of world_size x batch_size = 3 x 4 = 12: give 12 or 24"):
+        Job(folder / "a", 3, 20, 4).loader(0)
+    steps, _ = Job(folder / "a", 3, 20, 4, options={"uneven": "round_down"}).run(2)
+    assert [len(texts) for texts in steps.values()] == [12, 12]
+    ragged = Job(folder / "a", 3, 20, 4, options={"uneven": "ragged"})
+    steps, _ = ragged.run(4)
+    assert [len(texts) for texts in steps.values()] == [20, 20]
+    with ragged.loader(2) as loader:
+        assert [batch.num_units for batch in take(loader, 4)] == [3, 3, 3, 3]
+
+
+def test_epochs_end_with_a_smaller_step(folder: Path) -> None:
+    options = {"repeat": False}
+    for world_size, batch_size in ((1, 8), (2, 4), (4, 1), (5, 2)):
+        whole = defaultdict(list)
+        counts = set()
+        for rank in range(world_size):
+            job = Job(folder / "a", world_size, 40, batch_size, options={**options, "uneven": "ragged"})
+            with job.loader(rank) as loader:
+                for epoch in range(2):
+                    batches = list(loader)
+                    counts.add((epoch, len(batches)))
+                    for batch in batches:
+                        if batch.num_units:
+                            whole[batch.step] += [text.split()[0] for text in batch.text]
+        assert len(counts) == 2
+        assert {number: len(keys) for number, keys in whole.items()} == {0: 40, 1: 20, 2: 40, 3: 20}
+        for first in (0, 2):
+            assert sorted(whole[first] + whole[first + 1]) == [f"a{n:03d}" for n in range(60)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_a_validation_takes_each_sample_once_on_any_number_of_ranks(folder: Path, world_size: int) -> None:
+    keys, counts = [], set()
+    for rank in range(world_size):
+        dataset = ed.get_val_dataset(
+            folder / "b",
+            worker_config=ed.WorkerConfig(rank=rank, world_size=world_size, num_workers=0),
+            batch_size=2,
+            global_batch_size=14,
+            task_encoder=Encoder(),
+        )
+        with ed.get_savable_loader(dataset) as loader:
+            batches = list(loader)
+        counts.add(len(batches))
+        keys += [text.split()[0] for batch in batches if batch.num_units for text in batch.text]
+    assert len(counts) == 1
+    assert sorted(keys) == [f"b{n:03d}" for n in range(25)]
+
+
+def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
+    _, states = Job(folder / "blend.yaml", 4, 24, 3).run(5)
+    cursors = [state["cursor"] for state in states]
+    assert cursors == [{"unit": 48, "step": 2, "micro_batch": 1}] * 4
+    assert len(json.dumps(states[0])) < 2048
+    streams = ed.get_savable_loader(ed.get_train_dataset(folder / "a", batch_size=4))
+    with pytest.raises(StateError, match="global"):
+        streams.restore_state_rank(states[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": None}, "needs batch_size"),
+        ({"packing_buffer_size": 10}, "packing_buffer_size"),
+        ({"blend_by": "tokens"}, "blend_by"),
+        ({"uneven": "down"}, "uneven='down' is unknown"),
+        ({"on_missing": "drop"}, "on_missing='drop' is unknown"),
+        ({"global_batch_size": 0}, "global_batch_size=0"),
+        ({"worker_config": ed.WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)}, "num_streams=4"),
+    ],
+)
+def test_what_decides_at_run_time_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ed.get_train_dataset(folder / "a", **{"batch_size": 4, "global_batch_size": 8, **options})
