@@ -205,7 +205,18 @@ class WorkerConfig(metaclass=_ActiveConfig):
             ConfigError: It is not a whole number of at least 0.
             LayoutError: It does not divide the streams of the rank.
         """
-        twin = replace(self, num_workers=num_workers, num_streams=self.layout.num_streams)
+        return self._with(num_workers=num_workers, num_streams=self.layout.num_streams)
+
+    def with_layout(self, *, rank: int, world_size: int, num_workers: int) -> WorkerConfig:
+        """Returns a copy for other ranks and workers, of a job with global batches: it has no fixed streams.
+
+        Raises:
+            ConfigError: A number is out of its range.
+        """
+        return self._with(rank=rank, world_size=world_size, num_workers=num_workers, num_streams=None)
+
+    def _with(self, **changes: Any) -> WorkerConfig:
+        twin = replace(self, **changes)
         twin._derived, twin.is_auto = self._derived, self.is_auto
         return twin
 

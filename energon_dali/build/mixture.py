@@ -185,7 +185,8 @@ def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptio
 def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
     """Returns the steps of a job whose units are the rows of a plan."""
     config = options.worker_config
-    assert options.global_batch_size is not None and options.batch_size is not None, "DatasetOptions checks it"
+    assert options.global_batch_size is not None
+    assert options.batch_size is not None, "DatasetOptions checks it"
     return GlobalBatchPlan(
         units,
         options.global_batch_size,

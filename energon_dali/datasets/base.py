@@ -117,14 +117,16 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         """The plan of the steps of the job; None without global batches."""
         return next((plan for child in self.children if (plan := child.global_batches) is not None), None)
 
-    def continued(self, start: Cursor, workers: int) -> Self:
+    def continued(self, start: Cursor, config: WorkerConfig) -> Self:
         """Returns a copy whose global batches begin at a cursor.
 
         Args:
             start: Where the job continues.
-            workers: Streams of each rank.
+            config: The ranks and workers with which it does.
         """
-        return self.with_children(*(child.continued(start, workers) for child in self.children))
+        twin = self.with_children(*(child.continued(start, config) for child in self.children))
+        twin.worker_config = config
+        return twin
 
     def key_from_source(self, key: Key) -> Key:
         """Returns the restore key of the element that is made of a sample of a source.

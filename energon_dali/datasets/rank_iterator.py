@@ -19,7 +19,17 @@ from energon_dali.datasets.stream import BlockSource, State, StreamContext, Stre
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
 from energon_dali.plan import Cursor
-from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of, plain, restore_stream
+from energon_dali.shards.documents.state_entries import (
+    check_plain,
+    checked_count,
+    count_of,
+    damaged,
+    entry_of,
+    flag_of,
+    list_of,
+    plain,
+    restore_stream,
+)
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts, running_stream
 
@@ -40,10 +50,22 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
     entry = state.get("cursor")
     if not isinstance(entry, Mapping):
         raise StateError(
-            "The state is of a job without global batches, and this one has global_batch_size. Build it as it was built "
-            "when the state was saved."
+            "The state is of a job without global batches, and this one has global_batch_size. Build it as it was "
+            "built when the state was saved."
         )
-    return Cursor(*(count_of(entry, name) for name in ("unit", "step", "micro_batch")))
+    cursor = Cursor(*(count_of(entry, name) for name in ("unit", "step", "micro_batch")))
+    ranges = list_of(entry, "skipped")
+    good = all(isinstance(row, (list, tuple)) and len(row) == 2 for row in ranges)
+    if not good or not all(checked_count(row[0], "skipped") < checked_count(row[1], "skipped") for row in ranges):
+        raise damaged("skipped", ranges, "a list of ranges of steps")
+    for first, stop in ranges:
+        cursor = replace(cursor, skipped=cursor.without_steps(first, stop).skipped)
+    return cursor
+
+
+def cursor_entry(cursor: Cursor) -> State:
+    """Returns the entry of a state for a cursor; see `cursor_of`."""
+    return {**asdict(cursor), "skipped": [list(one) for one in cursor.skipped]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +282,7 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns the same at low cost; `stream.plain` turns it into plain values."""
         if self._batches is not None:
             cursor = self._batches.cursor(self._epoch, sum(self._counts.values()))
-            return {"given": self._given, "cursor": asdict(cursor), "streams": {}}
+            return {"given": self._given, "cursor": cursor_entry(cursor), "streams": {}}
         return {
             "given": self._given,
             **(as_entry(self._skipped) if self._skipped else {}),
@@ -328,7 +350,7 @@ class RankIterator(Iterator[T], Generic[T]):
         assert self._batches is not None
         start = cursor_of(state)
         if start != self._batches.start:
-            self._dataset = self._dataset.continued(start, self._batches.workers)
+            self._dataset = self._dataset.continued(start, self._dataset.worker_config)
             self._batches = self._dataset.global_batches
         self._given = count_of(state, "given") if "given" in state else 0
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 NAME = "Webdataset"
 MIXTURE_NAME = "BlendDataset"  # Energon's name
 UNIT_NAME = "Unit"
-"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place in it, ...)."""
+"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place, ...)."""
 _UNIT_NUMBERS = 3
 _PLACES_PLANNED = 256
 READ_SIZE = 32
@@ -134,10 +134,11 @@ class SourceDataset(SavableDataset[Any]):
     def global_batches(self) -> GlobalBatchPlan | None:
         return self.plan if isinstance(self.plan, GlobalBatchPlan) else None
 
-    def continued(self, start: Cursor, workers: int) -> SourceDataset:
+    def continued(self, start: Cursor, config: WorkerConfig) -> SourceDataset:
         twin = copy.copy(self)
+        twin.worker_config = config
         if isinstance(self.plan, GlobalBatchPlan):
-            twin.plan = self.plan.continued(start, workers)
+            twin.plan = self.plan.continued(start, config.world_size, max(1, config.num_workers))
         return twin
 
     def key_from_source(self, key: Key) -> Key:

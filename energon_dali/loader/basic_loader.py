@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.rank_iterator import cursor_of
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
@@ -234,19 +235,36 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         asked for. The number of streams stays what it is.
 
         Args:
-            num_workers: Must divide the streams of this rank; 0 runs everything in this process.
+            num_workers: Must divide the streams of this rank, unless there are global batches; 0 runs everything in
+                this process.
 
         Raises:
             ConfigError: It is not a whole number of at least 0.
             LayoutError: It does not divide the streams of this rank.
         """
-        config = self.worker_config.with_workers(num_workers)
+        old = self.worker_config
+        if self._tree.global_batches is not None:
+            config = old.with_layout(rank=old.rank, world_size=old.world_size, num_workers=num_workers)
+            with self._turn:
+                self._stop()
+                self._continue_with(config)
+            return
+        config = old.with_workers(num_workers)
         with self._turn:
             self._stop()
             if self._tree is self.dataset:
                 self._tree = copy.copy(self._tree)
             with_workers(self._tree, config)
             self.worker_config = config
+
+    def _continue_with(self, config: WorkerConfig) -> None:
+        """Lets global batches continue with other ranks or workers; nothing may run meanwhile."""
+        batches = self._tree.global_batches
+        assert batches is not None
+        state = self._state
+        start = batches.start if state is None else cursor_of(state)
+        self._tree = self._tree.continued(start, config)
+        self.worker_config = config
 
     def close(self) -> None:
         """Ends workers and threads; may be called again. A later iteration continues after the last batch."""

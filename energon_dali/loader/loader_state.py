@@ -7,10 +7,10 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.rank_iterator import cursor_of
+from energon_dali.datasets.rank_iterator import cursor_entry, cursor_of
 from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
@@ -108,7 +108,7 @@ class LoaderIdentity:
                 # Another deal: what a rank had of the step is not what it will have. The step begins again.
                 given = given // max(1, saved[0]) * batches.micro_batches_per_step
                 cursor = replace(cursor, micro_batch=0)
-            return {"given": given, "cursor": asdict(cursor), "streams": {}}
+            return {"given": given, "cursor": cursor_entry(cursor), "streams": {}}
         return {
             "given": self._given(state),
             **({SKIPPED: state[SKIPPED]} if SKIPPED in state else {}),

@@ -48,7 +48,7 @@ class RankPipeline:
         self.pool: WorkerPool | None = None
         if dataset.global_batches is not None and state is not None:
             # The workers begin where the state is, as those of a new job begin at its start.
-            dataset = dataset.continued(cursor_of(state), dataset.global_batches.workers)
+            dataset = dataset.continued(cursor_of(state), dataset.worker_config)
         if has_workers(dataset):
             self.pool = WorkerPool(find_worker_borders(dataset), metrics, options)
             if on_pool is not None:

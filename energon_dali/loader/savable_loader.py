@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.planned import plan_obstacles
-from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.rank_iterator import RankIterator, cursor_entry, cursor_of
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
 from energon_dali.datasets.torch_workers import refuse_worker_process
@@ -144,13 +144,23 @@ class SavableDataLoader(BasicDataLoader[T]):
                 unreadable sample drops anything in the range; otherwise what follows is shifted by what they would have
                 dropped. What decides at run time which elements it yields (packing, filters) runs all the same. "run"
                 makes the batches and drops them, which is exact for all hooks. "auto" is "plan" where no hook can drop
-                anything, otherwise "run"; the log says which, and why.
+                anything, otherwise "run"; the log says which, and why. With global batches all of them are exact and
+                read nothing: no sample ever moves another.
 
         Raises:
             ConfigError: The numbers are no range, or `by` is unknown.
         """
         if by not in ("auto", "plan", "run"):
             raise ConfigError(f'by={by!r} is unknown: give "auto", "plan" or "run".')
+        if self._tree.global_batches is not None:
+            steps_to_skip(first, stop, "plan", self.worker_config)  # checks the numbers
+            with self._turn:
+                position = self._state or RankIterator(self._tree).state_dict()
+                self._stop()
+                cursor = cursor_of(position).without_steps(first, stop)
+                self._snapshot = {**position, "cursor": cursor_entry(cursor)}
+            logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
+            return
         unknown = plan_obstacles(self.dataset) if by == "auto" else []
         chosen: SkipBy = ("run" if unknown else "plan") if by == "auto" else by
         new = steps_to_skip(first, stop, chosen, self.worker_config)
@@ -163,6 +173,45 @@ class SavableDataLoader(BasicDataLoader[T]):
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
             self._stop()  # what was prefetched may belong to the range
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
+
+    def _continue_with(self, config: WorkerConfig) -> None:
+        super()._continue_with(config)
+        self._identity = LoaderIdentity(self._tree)
+
+    def resize(self, rank: int, world_size: int) -> None:
+        """Goes on with another number of ranks, between two steps of global batches. No step changes.
+
+        Call it on every rank, after the same step; ranks that are new restore a state of one of the others instead.
+
+        Args:
+            rank: Rank of this process among the new ones.
+            world_size: Number of the new ranks.
+
+        Raises:
+            ConfigError: There are no global batches, or they cannot be divided among so many ranks.
+            StateError: The step is not over.
+        """
+        batches = self._tree.global_batches
+        if batches is None:
+            raise ConfigError(
+                "resize changes the ranks of global batches, and this loader has none. Give get_train_dataset the "
+                "option global_batch_size; without it, restore a global state in a new loader."
+            )
+        old = self.worker_config
+        config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
+        with self._turn:
+            position = self._state or RankIterator(self._tree).state_dict()
+            cursor = cursor_of(position)
+            if cursor.micro_batch:
+                raise StateError(
+                    f"resize was called within step {cursor.step}, of which {cursor.micro_batch} micro-batches were "
+                    "delivered. Call it after a batch whose is_last_of_step is true."
+                )
+            steps = position["given"] // batches.micro_batches_per_step
+            resized = batches.continued(cursor, world_size, batches.workers)
+            self._stop()
+            self._snapshot = {**position, "given": steps * resized.micro_batches_per_step}
+            self._continue_with(config)
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 

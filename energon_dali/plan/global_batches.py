@@ -38,6 +38,25 @@ class Cursor:
     """Number of the step, from the beginning of the job."""
     micro_batch: int = 0
     """Micro-batches of the step that every rank has delivered."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Ranges (first step, step after the last) that are left out, ascending, none of them over yet. Their units are
+    passed all the same."""
+
+    def without_steps(self, first: int, stop: int) -> Cursor:
+        """Returns the cursor that leaves out a range of steps as well.
+
+        Args:
+            first: First step to leave out.
+            stop: Step after the last one.
+        """
+        merged: list[tuple[int, int]] = []
+        for begin, end in sorted((*self.skipped, (first, stop))):
+            if merged and begin <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((begin, end))
+        begins_again = first <= self.step < stop
+        return replace(self, micro_batch=0 if begins_again else self.micro_batch, skipped=tuple(merged))
 
 
 @dataclass(frozen=True)
@@ -80,8 +99,8 @@ def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, un
         global_batch_size: What was asked for.
         world_size: Number of ranks.
         micro_batch_size: Most units of a micro-batch.
-        uneven: What to do if it is not a multiple of world_size x micro_batch_size: raise, round down to one (Megatron's
-            rule), or deal counts that differ by one.
+        uneven: What to do if it is not a multiple of world_size x micro_batch_size: raise, round down to one as
+            Megatron does, or deal counts that differ by one.
 
     Raises:
         ConfigError: It is no such multiple, or nothing is left of it.
@@ -197,14 +216,15 @@ class GlobalBatchPlan(Plan):
     def at_position(self, number: int) -> GlobalBatchPlan:
         return replace(self, units=self.units.at_position(number))
 
-    def continued(self, start: Cursor, workers: int) -> GlobalBatchPlan:
+    def continued(self, start: Cursor, world_size: int, workers: int) -> GlobalBatchPlan:
         """Returns the plan from a step on.
 
         Args:
             start: A cursor of this plan, or of one with another world size or other batches.
+            world_size: Number of ranks.
             workers: Streams of each rank.
         """
-        return replace(self, start=start, workers=workers)
+        return replace(self, start=start, world_size=world_size, workers=workers)
 
     def step_of(self, unit: int) -> int:
         """Returns the number of the step that a unit belongs to.
@@ -215,7 +235,7 @@ class GlobalBatchPlan(Plan):
         unit &= (1 << _UNIT_BITS) - 1
         epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
         first = self._unit_range(epoch)[0]
-        return self.start.step + self._steps_before(epoch) + (unit - first) // self.step_size
+        return self._first_step(epoch) + (unit - first) // self.step_size
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +245,8 @@ class GlobalBatchPlan(Plan):
 
     def _micro_batches(self, size: int) -> int:
         """Returns the number of micro-batches of each rank in a step of a size."""
-        return -(-(-(-size // self.world_size)) // self.micro_batch_size)
+        most_of_a_rank = (size + self.world_size - 1) // self.world_size
+        return (most_of_a_rank + self.micro_batch_size - 1) // self.micro_batch_size
 
     def _unit_range(self, epoch: int) -> tuple[int, int]:
         """Returns (first unit, unit after the last) of an epoch, counted from the one that holds the start."""
@@ -238,25 +259,45 @@ class GlobalBatchPlan(Plan):
             stop = first + (stop - first) // self.step_size * self.step_size
         return (self.start.unit if not epoch else self.units.epoch_start(number)), stop
 
-    def steps_of_epoch(self, epoch: int) -> int:
-        """Returns the number of steps of an epoch, counted from the one that holds the start."""
+    def _steps_of_epoch(self, epoch: int) -> int:
+        """Returns the number of steps of an epoch, counted from the one that holds the start; skipped ones too."""
         first, stop = self._unit_range(epoch)
         return -(-(stop - first) // self.step_size)
 
-    def _steps_before(self, epoch: int) -> int:
-        return sum(self.steps_of_epoch(number) for number in range(epoch))
+    def _first_step(self, epoch: int) -> int:
+        """Returns the number of the first step of an epoch, counted from the one that holds the start."""
+        return self.start.step + sum(self._steps_of_epoch(number) for number in range(epoch))
+
+    def _skipped_in(self, epoch: int) -> list[tuple[int, int]]:
+        """Returns the skipped ranges of an epoch, in steps from its first one on."""
+        if not self.start.skipped:
+            return []
+        begin, count = self._first_step(epoch), self._steps_of_epoch(epoch)
+        cut = ((max(0, first - begin), min(count, stop - begin)) for first, stop in self.start.skipped)
+        return [(first, stop) for first, stop in cut if first < stop]
+
+    def steps_of_epoch(self, epoch: int) -> int:
+        """Returns how many steps of an epoch are delivered, from the start on.
+
+        Args:
+            epoch: Epoch, counted from the one that holds the start.
+        """
+        return self._steps_of_epoch(epoch) - sum(stop - first for first, stop in self._skipped_in(epoch))
 
     def step_at(self, epoch: int, number: int) -> Step:
         """Returns a step.
 
         Args:
             epoch: Epoch, counted from the one that holds the start.
-            number: Number of the step in it, from the start on.
+            number: Number of the step among those of the epoch that are delivered, from the start on.
         """
+        for begin, end in self._skipped_in(epoch):
+            if number >= begin:
+                number += end - begin
         first, stop = self._unit_range(epoch)
         unit = first + number * self.step_size
         size = min(self.step_size, stop - unit)
-        return Step(self.start.step + self._steps_before(epoch) + number, unit, size, self._micro_batches(size))
+        return Step(self._first_step(epoch) + number, unit, size, self._micro_batches(size))
 
     def cursor(self, epoch: int, delivered: int) -> Cursor:
         """Returns where a job continues after a rank has delivered micro-batches.
@@ -271,8 +312,12 @@ class GlobalBatchPlan(Plan):
             steps = self.steps_of_epoch(epoch)
             if number >= steps or (number == steps - 1 and self.step_at(epoch, number).micro_batches <= micro_batch):
                 epoch, number, micro_batch = epoch + 1, 0, 0
+                last = max((stop for _, stop in self.start.skipped), default=0)
+                while self._first_step(epoch) < last and not self.steps_of_epoch(epoch):
+                    epoch += 1
         step = self.step_at(epoch, number)
-        return Cursor(step.first_unit, step.number, micro_batch)
+        left = tuple((first, stop) for first, stop in self.start.skipped if stop > step.number)
+        return Cursor(step.first_unit, step.number, micro_batch, left)
 
     def micro_batches_of_epoch(self, epoch: int) -> int:
         """Returns how many micro-batches each rank delivers in an epoch, from the start on; `MOST_ROWS` without end."""

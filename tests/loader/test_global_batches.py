@@ -14,7 +14,7 @@ import pytest
 
 import energon_dali as ed
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample, StateError
-from tests.loader.dataset_folder import prepare, write_shards
+from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
 
 Steps = dict[int, list[str]]
 """By step, the sorted keys of its samples."""
@@ -251,7 +251,7 @@ def test_a_validation_takes_each_sample_once_on_any_number_of_ranks(folder: Path
 def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
     _, states = Job(folder / "blend.yaml", 4, 24, 3).run(5)
     cursors = [state["cursor"] for state in states]
-    assert cursors == [{"unit": 48, "step": 2, "micro_batch": 1}] * 4
+    assert cursors == [{"unit": 48, "step": 2, "micro_batch": 1, "skipped": []}] * 4
     assert len(json.dumps(states[0])) < 2048
     streams = ed.get_savable_loader(ed.get_train_dataset(folder / "a", batch_size=4))
     with pytest.raises(StateError, match="global"):
@@ -273,3 +273,113 @@ def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
 def test_what_decides_at_run_time_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ed.get_train_dataset(folder / "a", **{"batch_size": 4, "global_batch_size": 8, **options})
+
+
+def steps_of(loader: Any, micro_batches: int) -> Steps:
+    steps: dict[int, list[str]] = defaultdict(list)
+    for batch in take(loader, micro_batches):
+        steps[batch.step] += batch.text
+    return {number: sorted(texts) for number, texts in steps.items()}
+
+
+def test_other_workers_change_no_batch(folder: Path, reference: Steps) -> None:
+    with Job(folder / "blend.yaml", 1, 24, 4).loader(0) as loader:
+        found = steps_of(loader, 6)
+        for number, workers in enumerate((2, 0, 3), start=1):
+            loader.change_workers(workers)
+            found |= steps_of(loader, 6)
+            assert loader.save_state_rank()["cursor"]["step"] == number + 1
+    assert found == {number: reference[number] for number in range(4)}
+
+
+def test_a_running_job_is_resized_between_steps(folder: Path, reference: Steps) -> None:
+    job = Job(folder / "blend.yaml", 4, 24, 3)
+    with job.loader(0) as first, job.loader(1) as second:
+        for loader in (first, second):
+            list(take(loader, 3))
+        with pytest.raises(StateError, match="within step 1, of which 1"):
+            first.resize(0, 2)
+        for rank, loader in enumerate((first, second)):
+            next(loader)
+            loader.resize(rank, 2)
+        found = [steps_of(loader, 8) for loader in (first, second)]
+        assert {n: sorted(found[0][n] + found[1][n]) for n in found[0]} == {n: reference[n] for n in (2, 3)}
+        with pytest.raises(ConfigError, match="not a multiple of world_size x batch_size = 5 x 3"):
+            first.resize(0, 5)
+        assert steps_of(first, 1).keys() == {4}
+    streams = ed.get_savable_loader(ed.get_train_dataset(folder / "a", batch_size=4))
+    with pytest.raises(ConfigError, match="global_batch_size"):
+        streams.resize(0, 2)
+
+
+def test_steps_are_left_out_without_moving_others(folder: Path, reference: Steps) -> None:
+    job = Job(folder / "blend.yaml", 2, 24, 6)
+    loaders = [job.loader(rank) for rank in range(2)]
+    found: dict[int, list[str]] = defaultdict(list)
+    states = []
+    for loader in loaders:
+        with loader:
+            for number, texts in steps_of(loader, 3).items():  # one and a half steps
+                found[number] += texts
+            loader.skip_steps(2, 4)
+            loader.skip_steps(6, 7)
+            states.append(loader.save_state_rank())
+            assert states[-1]["cursor"]["skipped"] == [[2, 4], [6, 7]]
+            for number, texts in steps_of(loader, 5).items():
+                found[number] += texts
+    assert {n: sorted(texts) for n, texts in found.items()} == {n: reference[n] for n in (0, 1, 4, 5)}
+    after, saved = Job(folder / "blend.yaml", 3, 24, 4).run(10, states[:1])  # the begun step begins again
+    assert after == {n: reference[n] for n in (1, 4, 5, 7, 8)}
+    assert saved[0]["cursor"] == {"unit": 9 * 24, "step": 9, "micro_batch": 0, "skipped": []}
+
+
+def test_lengths_count_steps_of_the_job(folder: Path) -> None:
+    job = Job(folder / "blend.yaml", 2, 24, 4, options={"virtual_epoch_length": 2})
+    with job.loader(1) as loader:
+        assert len(loader) == 6
+        assert [{batch.step for batch in loader} for _ in range(3)] == [{0, 1}, {2, 3}, {4, 5}]
+        next(loader)
+        state = loader.save_state_rank()
+    with Job(folder / "blend.yaml", 4, 24, 3, options={"virtual_epoch_length": 2}).loader(3) as loader:
+        loader.restore_state_rank(state)
+        assert [batch.step for batch in loader] == [6, 6, 7, 7]
+
+
+@pytest.mark.parametrize(("decoder", "workers"), [("sample", 0), ("sample", 2), ("dali", 0), ("dali", 2)])
+def test_decoders_and_a_decode_process_change_no_step(tmp_path: Path, decoder: str, workers: int) -> None:
+    path = captioning_dataset(tmp_path / "images", 24)
+    decoding = ed.SampleDecoder() if decoder == "sample" else ed.DaliDecoder(image_decode_device="cpu")
+    bad = {"k0003", "k0010"}
+
+    class Images(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+        decoder = decoding
+
+        def encode_sample(self, sample: Any) -> Any:
+            if sample.__key__ in bad:
+                raise SkipSample
+            sample.image = sample.image.float().mean(dim=(1, 2))
+            return sample
+
+    def run(decode_process: bool) -> list[Any]:
+        dataset = ed.get_train_dataset(
+            path,
+            worker_config=ed.WorkerConfig(rank=1, world_size=2, num_workers=workers),
+            batch_size=4,
+            global_batch_size=16,
+            shuffle_buffer_size=10,
+            max_samples_per_sequence=None,
+            task_encoder=Images(),
+        )
+        with ed.get_savable_loader(dataset, decode_process=decode_process) as loader:
+            batches = [(b.step, b.micro_batch, b.num_units, b.__key__, b.image.tolist()) for b in take(loader, 5)]
+            state = loader.save_state_rank()
+        with ed.get_savable_loader(dataset, decode_process=decode_process) as loader:
+            loader.restore_state_rank(state)
+            return batches + [
+                (b.step, b.micro_batch, b.num_units, b.__key__, b.image.tolist()) for b in take(loader, 5)
+            ]
+
+    expected = run(False)
+    assert [batch[:3] for batch in expected] == [(n // 2, n % 2, 4) for n in range(10)]
+    if workers:
+        assert run(True) == expected
