@@ -23,6 +23,7 @@ from energon_dali.datasets.rank_iterator import cursor_of
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
+from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
 from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
@@ -77,6 +78,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         decode_process: Whether decoding and the hooks after it run in a process of their own, which sends finished
             batches: for trainers whose Python is busy (docs/decode-process.md). "auto" if the rank decodes or runs
             hooks, and there are workers.
+        check_plan: Whether the ranks of a job with global batches compare, before their first batch, what decides who
+            takes which samples. A collective call over the data-parallel group.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -128,6 +131,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._snapshot: State | None = None
         self._begun = False
         self._epoch = self._given = 0
+        self._must_compare = self._options.check_plan
         self._pid = os.getpid()
         self._turn = threading.RLock()
 
@@ -208,6 +212,10 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         refuse_worker_process()  # an iterator may have been made elsewhere than it is used
         refuse_resharding(self.worker_config)
         self._begun = True
+        if self._must_compare and self._tree.global_batches is not None:
+            state = self._state
+            compare_ranks(self._tree, self._tree.global_batches.start if state is None else cursor_of(state))
+        self._must_compare = False
         self._pid = os.getpid()
         cache_pool = self._options.cache_pool
         if cache_pool is not None and has_workers(self._tree):

@@ -59,6 +59,9 @@ class LoaderOptions:
     decode_process: bool | str = False
     """Whether the rank's pipeline runs in a process of its own; "auto" if the rank decodes or runs hooks, and there are
     workers."""
+    check_plan: bool = True
+    """Whether the ranks of a job with global batches compare, before their first batch, what decides who takes which
+    samples. A collective call over the data-parallel group."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prefetch_factor, int) or self.prefetch_factor < 1:
@@ -85,6 +88,8 @@ class LoaderOptions:
             value = getattr(self, name)
             if not isinstance(value, bool) and value != "auto":
                 raise ConfigError(f'{name}={value!r} is unknown: give True, False or "auto".')
+        if not isinstance(self.check_plan, bool):
+            raise ConfigError(f"check_plan={self.check_plan!r} is unknown: give True or False.")
         if not isinstance(self.retry_policy, RetryPolicy):
             raise ConfigError(
                 f"retry_policy={self.retry_policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., "
@@ -176,6 +181,7 @@ class LoaderArguments(TypedDict, total=False):
     read_ahead_bytes: int | None
     requests_in_flight: int | None
     decode_process: bool | str
+    check_plan: bool
 
 
 def show_loader_options(function: FunctionT) -> FunctionT:

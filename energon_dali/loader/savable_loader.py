@@ -159,6 +159,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 self._stop()
                 cursor = cursor_of(position).without_steps(first, stop)
                 self._snapshot = {**position, "cursor": cursor_entry(cursor)}
+                self._must_compare = self._options.check_plan
             logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
             return
         unknown = plan_obstacles(self.dataset) if by == "auto" else []
@@ -212,6 +213,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._stop()
             self._snapshot = {**position, "given": steps * resized.micro_batches_per_step}
             self._continue_with(config)
+            self._must_compare = self._options.check_plan
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 

@@ -147,7 +147,8 @@ def deal(homes: Int64Array, counts: Int64Array) -> Int64Array:
     left = np.sort(order[~fits])
     room = counts - np.minimum(arrived, counts)
     ranks[left] = np.repeat(np.arange(len(counts)), room)
-    return ranks
+    dealt: Int64Array = ranks
+    return dealt
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,11 @@ Steps = dict[int, list[str]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A blend of two datasets of texts: 60 samples in 3 shards, and 25 in 2."""
-    root = tmp_path_factory.mktemp("texts")
+    return write_blend(tmp_path_factory.mktemp("texts"))
+
+
+def write_blend(root: Path) -> Path:
+    """Writes a blend of two datasets of texts: 60 samples in 3 shards, and 25 in 2."""
     for name, count, shards in (("a", 60, 3), ("b", 25, 2)):
         samples = {f"{name}{number:03d}": {"txt": f"{name} {number}".encode()} for number in range(count)}
         prepare(write_shards(root / name, samples, shards), {"text": "txt"}, "TextSample")
