@@ -15,6 +15,7 @@ import click
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError
+from energon_dali.plan.global_batches import UNEVEN
 
 
 def find_object(name: str, option: str) -> Any:
@@ -74,6 +75,12 @@ _OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
     click.option("--packing-buffer-size", type=_COUNT, help="Samples from which the encoder chooses packs."),
     click.option("--virtual-epoch-length", type=click.IntRange(min=0), help="Batches per rank and virtual epoch."),
     click.option("--limit", type=_COUNT, help="With --validation: batches per rank and epoch."),
+    click.option("--global-batch-size", type=_COUNT, help="Samples per step of the whole job."),
+    click.option(
+        "--uneven",
+        type=click.Choice(UNEVEN),
+        help="With --global-batch-size: what happens if the ranks cannot share it equally. [default: error]",
+    ),
     click.option("--no-repeat", is_flag=True, help="End after one epoch."),
     click.option("--seed", type=int, default=0, show_default=True, help="The seed_offset of WorkerConfig."),
     click.option("--num-streams", type=_COUNT, help="Streams of the job. [default: 4 per rank, or one per worker]"),
@@ -111,7 +118,7 @@ def open_dataset(
 
     options = {name: value for name, value in given.items() if value is not None and value is not False}
     streams = options.pop("num_streams", None)
-    if streams is None and num_workers is None:
+    if streams is None and num_workers is None and "global_batch_size" not in options:
         streams = 4 * world_size
     config = WorkerConfig(
         rank=0,
@@ -128,7 +135,7 @@ def open_dataset(
         if "limit" in options:
             raise ConfigError("--limit is an option of validation: give --validation, or --virtual-epoch-length.")
         return get_train_dataset(path, worker_config=config, task_encoder=encoder, repeat=repeat, **options)
-    of_training = ("shuffle_buffer_size", "max_samples_per_sequence", "shuffle_over_epochs_multiplier")
+    of_training = ("shuffle_buffer_size", "max_samples_per_sequence", "shuffle_over_epochs_multiplier", "uneven")
     wrong = [name for name in (*of_training, "virtual_epoch_length") if name in options]
     if wrong:
         flags = ", ".join("--" + name.replace("_", "-") for name in wrong)

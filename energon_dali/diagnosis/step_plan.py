@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
+import numpy as np
+
 from energon_dali.cache.store_index import StoreIndex
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset
@@ -24,12 +26,16 @@ from energon_dali.datasets.planned import (
     plan_obstacles,
     too_many_samples,
 )
+from energon_dali.datasets.rank_iterator import cursor_of
 from energon_dali.datasets.row_sources import Source
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import LoaderIdentity
+from energon_dali.plan import Rows
+from energon_dali.plan.global_batches import MicroBatch
 from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
 from energon_dali.shards.documents.state_entries import MAX_COUNT, restore_stream
@@ -90,7 +96,7 @@ class PlannedBatch:
     rank: int
     """The rank that it is delivered to."""
     stream: int
-    """The stream that it belongs to."""
+    """The stream that it belongs to; with global batches, the rank."""
     samples: tuple[PlannedSample, ...]
     """Its samples, in order."""
 
@@ -225,7 +231,8 @@ def plan_steps(
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned, on any rank of the job.
-        steps: The steps, such as range(1000, 1010), counted from 0 over virtual epochs. Its step must be 1.
+        steps: The steps, such as range(1000, 1010), counted from 0 over virtual epochs. Its step must be 1. With global
+            batches they are steps of the job, each with all micro-batches of a rank.
         ranks: The ranks to plan; None plans all of the job.
         state: Plan from a state of the loader on, such as that of a checkpoint, which knows what hooks have dropped so
             far; of all ranks that are planned. None plans from the beginning.
@@ -260,6 +267,10 @@ def plan_steps(
             f"count_tokens={count_tokens!r} is not a function: give one that takes a PlannedSample and returns an int."
         )
     _check_size(steps, len(chosen), config)
+    if dataset.global_batches is not None:
+        if unit == "sample":
+            raise ConfigError('With global batches the samples of a step are fixed: give unit="batch".')
+        return _plan_of_job(dataset, steps, chosen, state, count_tokens)
     limit = dataset.rank_limit()
     tree = dataset if limit is None else dataset.children[0]
     if unit == "sample":
@@ -280,6 +291,61 @@ def plan_steps(
     end = max((row[0] for row in rows), default=steps.start - 1) + 1
     notes = _notes(dataset if unit == "batch" else tree, steps, end, unit)
     return StepPlan(range(steps.start, end), notes, rows, plans, count_tokens)
+
+
+def _plan_of_job(
+    dataset: SavableDataset[Any],
+    steps: range,
+    ranks: Sequence[int],
+    state: State | None,
+    count_tokens: CountTokens | None,
+) -> StepPlan:
+    """Returns the micro-batches of steps of a job with global batches; see `plan_steps`."""
+    config = dataset.worker_config
+    if state is not None:
+        start = cursor_of(_state_of_rank(state, dataset, ranks[0]))
+        if steps.start < start.step:
+            raise StateError(
+                f"The state is after step {start.step - 1}, and step {steps.start} was asked for: give a range from "
+                f"{start.step} on, or an older state."
+            )
+        dataset = dataset.continued(start, config)
+    batches, sources = dataset.global_batches, _sources_of(dataset)
+    assert batches is not None
+    rows: list[tuple[int, int, int, int]] = []
+    parts: dict[int, list[MicroBatch]] = {rank: [] for rank in ranks}
+    size = 0
+    for number in steps:
+        step = batches.find_step(number)
+        if step is None:
+            continue
+        size += step.size
+        if size > MOST_PLANNED_SAMPLES:
+            raise too_many_samples()
+        for rank in ranks:
+            for micro_batch in range(step.micro_batches):
+                rows.append((number, rank, rank, len(parts[rank])))
+                parts[rank].append(batches.micro_batch_of_step(step, rank, micro_batch))
+    plans = {
+        rank: Planned(
+            sources,
+            Rows.joined([part.rows for part in found]),
+            np.cumsum([0, *(len(part.units) for part in found)]),
+        )
+        for rank, found in parts.items()
+    }
+    rows.sort()
+    last = max((row[0] for row in rows), default=steps.start - 1) + 1
+    notes = ["These are steps of the job. A sample that fails moves no other; on_missing says what takes its place."]
+    if last < steps.stop and not batches.is_endless:
+        notes.append(f"The data ends after step {last - 1}." if rows else "The data ends before.")
+    return StepPlan(range(steps.start, last), notes, rows, plans, count_tokens)
+
+
+def _sources_of(dataset: SavableDataset[Any]) -> tuple[Source, ...]:
+    while not isinstance(dataset, SourceDataset):
+        (dataset,) = dataset.children
+    return dataset.sources
 
 
 def _check_size(steps: range, num_ranks: int, config: WorkerConfig) -> None:

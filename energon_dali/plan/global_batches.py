@@ -320,6 +320,22 @@ class GlobalBatchPlan(Plan):
         left = tuple((first, stop) for first, stop in self.start.skipped if stop > step.number)
         return Cursor(step.first_unit, step.number, micro_batch, left)
 
+    def find_step(self, number: int) -> Step | None:
+        """Returns the step of a number; None if it is before the start, left out, or after the end of the epoch.
+
+        Args:
+            number: Its number, from the beginning of the job.
+        """
+        for first, stop in self.start.skipped:
+            if first <= number < stop:
+                return None
+            if stop <= number:  # `step_at` counts those that are delivered
+                number -= stop - max(first, self.start.step)
+        index = number - self.start.step
+        if index < 0 or not self.num_samples or (not self.is_endless and index >= self.steps_of_epoch(0)):
+            return None
+        return self.step_at(0, index)
+
     def micro_batches_of_epoch(self, epoch: int) -> int:
         """Returns how many micro-batches each rank delivers in an epoch, from the start on; `MOST_ROWS` without end."""
         if self.is_endless:
@@ -355,11 +371,15 @@ class GlobalBatchPlan(Plan):
             number: Its number in the epoch of the stream.
         """
         step, of_step = self.place_of(stream, epoch, number)
-        units, rows = self.dealt(step, stream % self.world_size)
+        return self.micro_batch_of_step(step, stream % self.world_size, of_step)
+
+    def micro_batch_of_step(self, step: Step, rank: int, number: int) -> MicroBatch:
+        """Returns a micro-batch of a rank, by its number in a step."""
+        units, rows = self.dealt(step, rank)
         least, longer = divmod(len(units), step.micro_batches)
-        first = of_step * least + min(of_step, longer)
-        part = slice(first, first + least + (of_step < longer))
-        return MicroBatch(step, of_step, units[part], rows.take(part))
+        first = number * least + min(number, longer)
+        part = slice(first, first + least + (number < longer))
+        return MicroBatch(step, number, units[part], rows.take(part))
 
     def place_of(self, stream: int, epoch: int, number: int) -> tuple[Step, int]:
         """Returns (step, number in the step of its rank) of a micro-batch of a stream."""

@@ -386,3 +386,27 @@ def test_decoders_and_a_decode_process_change_no_step(tmp_path: Path, decoder: s
     assert [batch[:3] for batch in expected] == [(n // 2, n % 2, 4) for n in range(10)]
     if workers:
         assert run(True) == expected
+
+
+def test_the_plan_says_what_each_step_holds(folder: Path, reference: Steps) -> None:
+    job = Job(folder / "blend.yaml", 4, 24, 3)
+    with job.loader(2) as loader:
+        dataset = loader.dataset
+        list(take(loader, 3))
+        loader.skip_steps(3, 5)
+        state = loader.save_state_rank()
+        rest = [(batch.step, batch.__key__) for batch in take(loader, 5)]
+    plan = ed.plan_steps(dataset, range(2))
+    found: dict[int, list[str]] = defaultdict(list)
+    for batch in plan:
+        found[batch.step] += [sample.key for sample in batch.samples]
+    assert [(batch.step, batch.rank) for batch in plan] == [(step, n // 2) for step in range(2) for n in range(8)]
+    for number, keys in found.items():
+        assert sorted(keys) == sorted(text.split()[0] for text in reference[number])
+    later = ed.plan_steps(dataset, range(1, 6), ranks=[2], state=state)
+    assert [(batch.step, [sample.key for sample in batch.samples]) for batch in later][1:] == rest
+    assert [batch.step for batch in ed.plan_steps(dataset, range(10_000_000, 10_000_001), ranks=[0])] == [
+        10_000_000
+    ] * 2
+    with pytest.raises(StateError, match="after step 0"):
+        ed.plan_steps(dataset, range(2), state=state)
