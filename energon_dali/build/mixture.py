@@ -31,6 +31,7 @@ from energon_dali.plan import (
     RepeatedPlan,
     SourcePlan,
 )
+from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
 from energon_dali.samples import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 
@@ -233,6 +234,13 @@ def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: Datas
         return plans[0]
     if blend.mode == "weights":
         weights = tuple(reference.weight or 0.0 for reference in blend.sources)
+        if options.global_batch_size is not None:
+            return _scheduled(blend, sources, weights, options)
+        if blend.schedule is not None:
+            raise ConfigError(
+                "The metadataset has weights that change over the steps of the job, and steps are those of global "
+                "batches. Give global_batch_size (docs/global-batches.md#weights-over-time), or constant weights."
+            )
         for source, weight in zip(sources, weights, strict=True):
             if weight and not source.num_samples:
                 raise DatasetError(
@@ -248,6 +256,22 @@ def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: Datas
             "subsets are empty, or repetitions are 0."
         )
     return EpochizedBlendPlan(members, seed, repeat)
+
+
+def _scheduled(
+    blend: ResolvedBlend, sources: Sequence[Source], weights: tuple[float, ...], options: DatasetOptions
+) -> Plan:
+    """Returns the blend of a job with global batches, whose weights may change over its steps."""
+    schedule = blend.schedule or Schedule((WeightPoint(0, weights),))
+    for source in sources:
+        if not source.num_samples:
+            raise DatasetError(
+                f"{source.name} has no sample: its split part, or its subset, is empty. Leave it out, or choose "
+                "another split part."
+            )
+    assert options.global_batch_size is not None
+    plans = tuple(source.plan for source in sources)
+    return ScheduledBlendPlan(plans, schedule, options.worker_config.seed_offset, options.global_batch_size)
 
 
 def _spread(plans: Sequence[SourcePlan]) -> list[SourcePlan]:

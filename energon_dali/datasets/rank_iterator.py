@@ -19,6 +19,7 @@ from energon_dali.datasets.stream import BlockSource, State, StreamContext, Stre
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
 from energon_dali.plan import Cursor
+from energon_dali.plan.scheduled import Base
 from energon_dali.shards.documents.state_entries import (
     check_plain,
     checked_count,
@@ -27,8 +28,10 @@ from energon_dali.shards.documents.state_entries import (
     entry_of,
     flag_of,
     list_of,
+    numbers_of,
     plain,
     restore_stream,
+    state_of,
 )
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts, running_stream
@@ -60,12 +63,26 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
         raise damaged("skipped", ranges, "a list of ranges of steps")
     for first, stop in ranges:
         cursor = replace(cursor, skipped=cursor.without_steps(first, stop).skipped)
-    return cursor
+    weights = []
+    for row in list_of(entry, "weights"):
+        if not isinstance(row, (list, tuple)) or len(row) != 2:
+            raise damaged("weights", row, "a step and a list of weights")
+        change = {"step": row[0], "weights": row[1]}
+        numbers = numbers_of(change, "weights", len(list_of(change, "weights")))
+        weights.append((count_of(change, "step"), tuple(numbers)))
+    base = state_of(entry, "base")
+    counts = tuple(checked_count(count, "counts") for count in list_of(base, "counts"))
+    return replace(cursor, weights=tuple(weights), base=Base(count_of(base, "step"), count_of(base, "unit"), counts))
 
 
 def cursor_entry(cursor: Cursor) -> State:
     """Returns the entry of a state for a cursor; see `cursor_of`."""
-    return {**asdict(cursor), "skipped": [list(one) for one in cursor.skipped]}
+    return {
+        **asdict(cursor),
+        "skipped": [list(one) for one in cursor.skipped],
+        "weights": [[step, list(weights)] for step, weights in cursor.weights],
+        "base": {**asdict(cursor.base), "counts": list(cursor.base.counts)},
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from energon_dali.plan import (
 )
 from energon_dali.plan.global_batches import spare_number, spare_pass, spare_unit
 from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.plan.scheduled import ScheduledBlendPlan
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
@@ -58,6 +59,13 @@ def source_number(sample: Any) -> int:
     """
     key = _without_unit(get_restore_key(sample))
     return key[1] if key and key[0] == MIXTURE_NAME else 0
+
+
+def source_of(dataset: SavableDataset[Any]) -> SourceDataset:
+    """Returns the dataset that reads the units of global batches, below all wrappers."""
+    while not isinstance(dataset, SourceDataset):
+        (dataset,) = dataset.children
+    return dataset
 
 
 def _without_unit(key: Key) -> Key:
@@ -155,6 +163,8 @@ class SourceDataset(SavableDataset[Any]):
         config = {"type": type(plan).__name__, "repeat": repeat, "inner": inner, **of_job}
         if isinstance(plan, BlendPlan):
             return {**config, "weights": list(plan.weights), "seed": plan.seed}
+        if isinstance(plan, ScheduledBlendPlan):
+            return {**config, "weights": plan.schedule.as_plain(), "seed": plan.seed}
         if isinstance(plan, EpochizedBlendPlan):
             times = [member.repetitions for member in plan.members]  # type: ignore[attr-defined]
             return {**config, "repetitions": times, "seed": plan.seed}

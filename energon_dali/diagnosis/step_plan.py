@@ -28,7 +28,7 @@ from energon_dali.datasets.planned import (
 )
 from energon_dali.datasets.rank_iterator import cursor_of
 from energon_dali.datasets.row_sources import Source
-from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.source import source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
@@ -310,7 +310,7 @@ def _plan_of_job(
                 f"{start.step} on, or an older state."
             )
         dataset = dataset.continued(start, config)
-    batches, sources = dataset.global_batches, _sources_of(dataset)
+    batches, sources = dataset.global_batches, source_of(dataset).sources
     assert batches is not None
     rows: list[tuple[int, int, int, int]] = []
     parts: dict[int, list[MicroBatch]] = {rank: [] for rank in ranks}
@@ -340,12 +340,6 @@ def _plan_of_job(
     if last < steps.stop and not batches.is_endless:
         notes.append(f"The data ends after step {last - 1}." if rows else "The data ends before.")
     return StepPlan(range(steps.start, last), notes, rows, plans, count_tokens)
-
-
-def _sources_of(dataset: SavableDataset[Any]) -> tuple[Source, ...]:
-    while not isinstance(dataset, SourceDataset):
-        (dataset,) = dataset.children
-    return dataset.sources
 
 
 def _check_size(steps: range, num_ranks: int, config: WorkerConfig) -> None:

@@ -107,7 +107,7 @@ class LoaderIdentity:
             if saved != (batches.micro_batches_per_step, self._world_size, self._global_batch(batches)):
                 # Another deal: what a rank had of the step is not what it will have. The step begins again.
                 given = given // max(1, saved[0]) * batches.micro_batches_per_step
-                cursor = replace(cursor, micro_batch=0)
+                cursor = batches.rebased(replace(cursor, micro_batch=0), saved[2][0])
             return {"given": given, "cursor": cursor_entry(cursor), "streams": {}}
         return {
             "given": self._given(state),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from typing_extensions import Unpack
@@ -14,11 +15,13 @@ from energon_dali.datasets.planned import plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator, cursor_entry, cursor_of
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
+from energon_dali.datasets.source import source_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
+from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -26,6 +29,23 @@ if TYPE_CHECKING:
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
+
+
+def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
+    """Returns one weight per dataset.
+
+    Raises:
+        ConfigError: A name is unknown or missing, or the weights are too many or too few.
+    """
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ConfigError(f"The weights are of {sorted(given)}: give one for each of {list(names)}.")
+        given = [given[name] for name in names]
+    if len(given) != len(names):
+        raise ConfigError(f"{len(given)} weights were given for {len(names)} datasets: give one each.")
+    return tuple(float(weight) for weight in given)
+
+
 logger = logging.getLogger("energon_dali.loader")
 
 
@@ -211,8 +231,45 @@ class SavableDataLoader(BasicDataLoader[T]):
             steps = position["given"] // batches.micro_batches_per_step
             resized = batches.continued(cursor, world_size, batches.workers)
             self._stop()
-            self._snapshot = {**position, "given": steps * resized.micro_batches_per_step}
+            cursor = resized.rebased(cursor, batches.step_size)
+            given = steps * resized.micro_batches_per_step
+            self._snapshot = {**position, "given": given, "cursor": cursor_entry(cursor)}
             self._continue_with(config)
+            self._must_compare = self._options.check_plan
+
+    def set_weights(self, weights: Sequence[float] | Mapping[str, float], *, from_step: int) -> None:
+        """Lets the datasets of a blend have other weights from a step on, whatever a schedule says of it.
+
+        Call it on every rank with the same arguments, before the first batch or between two batches. The change is part
+        of the state, so that a restored job makes it too.
+
+        Args:
+            weights: One finite number of at least 0 per dataset, in the order of the metadataset, or by the names that
+                `stats()["blend"]` shows.
+            from_step: First step with these weights. It must not have begun.
+
+        Raises:
+            ConfigError: There are no global batches or no blend by weight, the weights are invalid, or the step has
+                begun.
+        """
+        batches = self._tree.global_batches
+        if batches is None or not isinstance(batches.units, ScheduledBlendPlan):
+            raise ConfigError(
+                "set_weights changes a blend by weight with global batches, and this loader has none. Give "
+                "get_train_dataset a metadataset with `blend` and the option global_batch_size."
+            )
+        chosen = _weights_of(weights, source_of(self._tree).names)
+        Schedule((WeightPoint(0, chosen),))  # raises ConfigError
+        with self._turn:
+            position = self._state or RankIterator(self._tree).state_dict()
+            cursor = cursor_of(position)
+            first = cursor.step + (cursor.micro_batch > 0)
+            if type(from_step) is not int or from_step < first:
+                raise ConfigError(f"from_step={from_step!r} has begun, or is no step: give {first:,} or a later one.")
+            self._stop()  # what was prefetched may have other weights
+            kept = tuple(one for one in cursor.weights if one[0] < from_step)
+            cursor = replace(cursor, weights=(*kept, (from_step, chosen)))
+            self._snapshot = {**position, "cursor": cursor_entry(cursor)}
             self._must_compare = self._options.check_plan
 
     # --- the state of all ranks ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from energon_dali.metadataset.document import Location
 from energon_dali.metadataset.subset import Subset
+from energon_dali.plan.scheduled import Schedule
 from energon_dali.shards import StoragePath
 
 
@@ -127,6 +128,8 @@ class ResolvedBlend:
     """How the sources are put together."""
     sources: tuple[SourceReference, ...]
     """The datasets that are read, in the order of the files."""
+    schedule: Schedule | None = None
+    """Their weights over the steps of a job, where these change; `weight` of a source is the one at the beginning."""
 
     @property
     def is_epochized(self) -> bool:

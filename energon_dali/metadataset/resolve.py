@@ -43,6 +43,8 @@ from energon_dali.metadataset.schema import (
     unknown_name,
 )
 from energon_dali.metadataset.subset import take_subset
+from energon_dali.metadataset.weights import Moment
+from energon_dali.plan.scheduled import Schedule, WeightPoint
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.opening import opening_files
 from energon_dali.shards.jsonl import JsonlFile
@@ -146,6 +148,7 @@ class Resolver:
         self._count_samples = count_samples
         self._documents: dict[str, Document] = {}
         self._num_sources = 0
+        self._moment = Moment()
 
     def blend(self, document: Document, context: Context) -> ResolvedBlend:
         """Returns the datasets of a metadataset's split; remote files below it are fetched together.
@@ -157,7 +160,32 @@ class Resolver:
         """
         with opening_files() as opening:
             self._documents.update(read_nested(document, context.split_part, opening, MAX_SOURCES))
-            return self.document(document, context).blend()
+            blend = self.document(document, context).blend()
+            changes = sorted(self._moment.changes)
+            return replace(blend, schedule=self._schedule(changes, document, context)) if changes else blend
+
+    def _schedule(self, changes: Sequence[int], document: Document, context: Context) -> Schedule:
+        """Returns the weights of all sources over time.
+
+        Args:
+            changes: Steps at which weights change, ascending, the first of them 0.
+            document: The metadataset.
+            context: Of the call.
+        """
+
+        def weights(moment: Moment) -> tuple[float, ...]:
+            self._moment, self._num_sources = moment, 0
+            return tuple(weight for _, weight in self.document(document, context).sources)
+
+        points = []
+        for step, after in zip(changes, [*changes[1:], None], strict=True):
+            moment = Moment(step)
+            here = weights(moment)
+            towards = None
+            if moment.moves and after is not None:
+                towards = WeightPoint(after, weights(Moment(after, is_before=True)))
+            points.append(WeightPoint(step, here, towards))
+        return Schedule(tuple(points))
 
     def path(self, path: StoragePath, context: Context, location: Location | None = None) -> Mixture:
         """Returns the sources of a path: those of a metadataset, or the dataset itself.
@@ -221,7 +249,8 @@ class Resolver:
                 )
                 subflavors.setdefault(_LEGACY_SUBFLAVOR, record.subflavor)
             inner = context.below(entry, record, subflavors)
-            parts.append((self._dataset(entry, record, inner, {}), record.weight))
+            weight = self._moment.weight(record.weight, entry.at("weight"))
+            parts.append((self._dataset(entry, record, inner, {}), weight))
         return self._weighted(parts, datasets)
 
     def _v2_split(self, node: Node, context: Context) -> Mixture:
@@ -259,7 +288,9 @@ class Resolver:
         else:
             record = parse_record(of_join, node)
             mixture = self._join(node, record, context)
-        return mixture, float(getattr(record, "weight", getattr(record, "repetitions", 1.0)))
+        if isinstance(record, (WeightedReference, WeightedJoin)):
+            return mixture, self._moment.weight(record.weight, node.at("weight"))
+        return mixture, float(getattr(record, "repetitions", 1.0))
 
     def _reference(self, node: Node, record: ReferenceRecord, context: Context) -> Mixture:
         inner = context.below(node, record, record.subflavors or {})

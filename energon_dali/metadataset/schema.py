@@ -33,6 +33,16 @@ class FileStoreRecord(Record):
     fs_path: str | None = None
 
 
+class WeightsRecord(Record):
+    """A weight that changes over the steps of the job: held from point to point, or moving linearly between them."""
+
+    step: dict[str, Number] | None = None
+    linear: dict[str, Number] | None = None
+
+
+Weight = Number | WeightsRecord
+
+
 class OptionsRecord(Record):
     """The options of datasets and joins."""
 
@@ -47,7 +57,7 @@ class V1Record(OptionsRecord):
     """A dataset in a metadataset of the first form."""
 
     path: str
-    weight: Number = 1.0
+    weight: Weight = 1.0
     subflavor: str | None = None
 
 
@@ -101,13 +111,13 @@ class ConcatRecord(ManyRecord):
 class WeightedReference(ReferenceRecord):
     """A dataset in a blend."""
 
-    weight: Number = 1.0
+    weight: Weight = 1.0
 
 
 class WeightedJoin(JoinRecord):
     """A join in a blend."""
 
-    weight: Number = 1.0
+    weight: Weight = 1.0
 
 
 class RepeatedReference(ReferenceRecord):

@@ -6,7 +6,8 @@ Draws come in groups, which are shuffled. Group n has F(d, n) - F(d - 1, n) draw
 
 where S(d) / m is the cumulated share of the sequences 0 ... d in a group. F does not fall with d, so no count is
 negative; the counts of a group sum to F of the last sequence; and sums over groups are sums of floors of a linear
-function, which take O(log m). An odd a near 0.618 m spreads the draws of rare sequences evenly over the groups.
+function, which take O(log m). An odd a near 0.618 m spreads the draws of rare sequences evenly over the groups. Where
+shares move from group to group, S(d, n) = S(d) + n T(d), and the functions are still linear.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ def floor_sum(count: int, modulus: int, factor: int, offset: int) -> int:
     Args:
         count: At least 0.
         modulus: At least 1.
-        factor: At least 0.
+        factor: Any number.
         offset: At least 0.
     """
     total = 0
+    if factor < 0:  # the floors of a function that rises, less whole numbers
+        falls = -(factor // modulus)
+        total, factor = -falls * (count * (count - 1) // 2), factor + falls * modulus
     while True:
         total += count * (count - 1) // 2 * (factor // modulus) + count * (offset // modulus)
         factor, offset = factor % modulus, offset % modulus
@@ -48,10 +52,16 @@ class Draws:
         cumulated: S(d): D numbers that do not fall.
         modulus: m; the last S(d) / m is the mean size of a group.
         key: Integers that identify the random order.
+        slopes: T(d): by how much each S(d) changes from group to group; 0 for the last. None if they do not change. In
+            the groups that are drawn from, no S(d) may be less than the one before it.
     """
 
-    def __init__(self, cumulated: Sequence[int], modulus: int, key: tuple[int, ...]) -> None:
+    def __init__(
+        self, cumulated: Sequence[int], modulus: int, key: tuple[int, ...], slopes: Sequence[int] | None = None
+    ) -> None:
         self._cumulated = list(cumulated)
+        self._slopes = [0] * len(self._cumulated) if slopes is None else list(slopes)
+        self._slope_sums = np.array(self._slopes, np.int64)
         self._sums = np.array(self._cumulated, np.int64)
         self._modulus = modulus
         factor = max(1, round(modulus * _GOLDEN_RATIO)) | 1
@@ -71,11 +81,11 @@ class Draws:
 
     def _sum_before(self, group: int) -> Int64Array:
         base = floor_sum(group, self._modulus, self._factor, self._offset)
-        found, last, value = [], -1, 0
-        for cumulated in self._cumulated:
-            if cumulated != last:
-                last = cumulated
-                value = floor_sum(group, self._modulus, self._factor, self._offset + cumulated) - base
+        found, last, value = [], (-1, 0), 0
+        for cumulated, slope in zip(self._cumulated, self._slopes, strict=True):
+            if (cumulated, slope) != last:
+                last = cumulated, slope
+                value = floor_sum(group, self._modulus, self._factor + slope, self._offset + cumulated) - base
             found.append(value)
         return np.array(found, np.int64)
 
@@ -92,6 +102,13 @@ class Draws:
         while self.rows_before(group + 1) <= draw:
             group += 1
         return group
+
+    def counts(self, draws: int) -> Int64Array:
+        """Returns int64[D]: how many of the first draws each sequence has."""
+        if not draws:
+            return np.zeros(len(self._cumulated), np.int64)
+        taken, before = self.take(draws - 1, draws)
+        return before + np.bincount(taken, minlength=len(before))
 
     def take(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
         """Returns which sequences the draws start ... stop - 1 take.
@@ -131,7 +148,8 @@ class Draws:
         numbers = np.arange(group, last + 1, dtype=np.int64)
         # Python's integers for the products: the modulus may have forty bits.
         phases = np.array([(self._factor * n + self._offset) % self._modulus for n in numbers.tolist()], np.int64)
-        counts = np.diff((self._sums + phases[:, None]) // self._modulus, prepend=0, axis=1)  # [groups, D]
+        sums = self._sums + self._slope_sums * numbers[:, None]  # [groups, D]
+        counts = np.diff((sums + phases[:, None]) // self._modulus, prepend=0, axis=1)  # [groups, D]
         sizes = counts.sum(axis=1)
         ordered = np.repeat(np.tile(np.arange(counts.shape[1]), len(numbers)), counts.reshape(-1))
         return self._shuffled(ordered, group, sizes), counts[:-1].sum(axis=0)

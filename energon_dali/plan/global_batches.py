@@ -16,6 +16,7 @@ import numpy as np
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import SPARE, Int64Array, mix
+from energon_dali.plan.scheduled import FIRST, Base, ScheduledBlendPlan
 
 Uneven = Literal["error", "round_down", "ragged"]
 UNEVEN = ("error", "round_down", "ragged")
@@ -41,6 +42,10 @@ class Cursor:
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges (first step, step after the last) that are left out, ascending, none of them over yet. Their units are
     passed all the same."""
+    weights: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """Weights of the blend that were set while the job ran: (the step from which on they hold, one per dataset)."""
+    base: Base = FIRST
+    """From where on steps have the size that they have now, for weights that change over time."""
 
     def without_steps(self, first: int, stop: int) -> Cursor:
         """Returns the cursor that leaves out a range of steps as well.
@@ -192,6 +197,30 @@ class GlobalBatchPlan(Plan):
         """Number of units of a step; the last one of an epoch may have fewer."""
         return step_size(self.global_batch_size, self.world_size, self.micro_batch_size, self.uneven)
 
+    @cached_property
+    def resolved_units(self) -> Plan:
+        """The plan of the units, with the weights that were set, and for the size of the steps."""
+        units = self.units
+        if not isinstance(units, ScheduledBlendPlan):
+            return units
+        schedule = units.schedule
+        for step, weights in self.start.weights:
+            schedule = schedule.changed(step, weights)
+        return replace(units, schedule=schedule, base=self.start.base, step_size=self.step_size)
+
+    def rebased(self, start: Cursor, old_size: int) -> Cursor:
+        """Returns a cursor from which on steps have the size of this plan.
+
+        Args:
+            start: The beginning of a step.
+            old_size: Units of the steps before it.
+        """
+        if old_size == self.step_size or not isinstance(self.units, ScheduledBlendPlan):
+            return start
+        before = replace(self.continued(start, self.world_size, self.workers).resolved_units, step_size=old_size)
+        assert isinstance(before, ScheduledBlendPlan)
+        return replace(start, base=Base(start.step, start.unit, before.counts_at(start.unit)))
+
     @property
     def micro_batches_per_step(self) -> int:
         """Micro-batches of each rank in a step."""
@@ -318,7 +347,7 @@ class GlobalBatchPlan(Plan):
                     epoch += 1
         step = self.step_at(epoch, number)
         left = tuple((first, stop) for first, stop in self.start.skipped if stop > step.number)
-        return Cursor(step.first_unit, step.number, micro_batch, left)
+        return replace(self.start, unit=step.first_unit, step=step.number, micro_batch=micro_batch, skipped=left)
 
     def find_step(self, number: int) -> Step | None:
         """Returns the step of a number; None if it is before the start, left out, or after the end of the epoch.
@@ -354,7 +383,7 @@ class GlobalBatchPlan(Plan):
         kept = self._kept("steps")
         found = kept.get((step.first_unit, rank))
         if found is None:
-            rows = self.units.rows(step.first_unit, step.first_unit + step.size)
+            rows = self.resolved_units.rows(step.first_unit, step.first_unit + step.size)
             counts = step.size // self.world_size + (np.arange(self.world_size) < step.size % self.world_size)
             # A lane has the same home in every step. The lanes of other sources begin at other ranks.
             homes = (rows.lanes + rows.sources.astype(np.int64) * 97) % self.world_size

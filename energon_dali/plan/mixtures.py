@@ -21,7 +21,8 @@ from energon_dali.plan.source import DealtSources
 
 GROUP_DRAWS = 1024
 """Draws of a blend that hold the weights exactly, together."""
-_MODULUS = 1 << 40
+MODULUS = 1 << 40
+"""Parts of a draw in which shares are counted."""
 _EPOCH_GROUP = 512
 """About this many rows of an epoch hold the lengths of the sources exactly, together."""
 _KEPT = 256
@@ -92,7 +93,9 @@ class Members:
 
 
 @dataclass(frozen=True)
-class _Mixture(Plan):
+class Mixture(Plan):
+    """What the plans of several plans have in common."""
+
     members: tuple[Plan, ...]
     """The plans, at least one, all for the same number of streams."""
 
@@ -140,7 +143,7 @@ class _Mixture(Plan):
 
 
 @dataclass(frozen=True)
-class ConcatPlan(_Mixture):
+class ConcatPlan(Mixture):
     """In each epoch, a stream's rows of the first plan, then those of the second, and so on.
 
     Raises:
@@ -194,7 +197,7 @@ class ConcatPlan(_Mixture):
 
 
 @dataclass(frozen=True)
-class BlendPlan(_Mixture):
+class BlendPlan(Mixture):
     """Rows of endless plans, drawn in proportion to their weights.
 
     The draws of a stream come in groups of 1,024. A plan of proportion p has 1,024 p rows of each group, rounded down
@@ -242,7 +245,7 @@ class BlendPlan(_Mixture):
         kept = self._kept("draws")
         known = kept.get(stream)
         if known is None:
-            known = keep(kept, stream, Draws(self._cumulated, _MODULUS, (BLEND, self.seed, stream)), _KEPT)
+            known = keep(kept, stream, Draws(self._cumulated, MODULUS, (BLEND, self.seed, stream)), _KEPT)
         return known.take(start, stop)  # type: ignore[no-any-return]
 
     def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
@@ -271,7 +274,7 @@ def cumulated_shares(weights: Sequence[float]) -> list[int]:
     # Scaled by the largest weight first, so that sums of huge or tiny weights neither overflow nor vanish.
     sums = np.cumsum(values / values.max())
     last = int(np.flatnonzero(values)[-1])
-    whole = GROUP_DRAWS * _MODULUS
+    whole = GROUP_DRAWS * MODULUS
     return [whole if d >= last else int(share * whole) for d, share in enumerate((sums / sums[-1]).tolist())]
 
 
@@ -291,11 +294,11 @@ def weighted_draws(weights: Sequence[float], seed: int, stream: int, start: int,
     Raises:
         ConfigError: There is no positive weight, or a weight is negative, infinite or not a number.
     """
-    return Draws(cumulated_shares(weights), _MODULUS, (BLEND, seed, stream)).take(start, start + count)[0]
+    return Draws(cumulated_shares(weights), MODULUS, (BLEND, seed, stream)).take(start, start + count)[0]
 
 
 @dataclass(frozen=True)
-class EpochizedBlendPlan(_Mixture):
+class EpochizedBlendPlan(Mixture):
     """Epochs that hold the epochs of all members, mixed so that their proportions hold everywhere.
 
     An epoch is divided into groups of about 512 rows. Each has its part of the rows of each member, rounded so that all

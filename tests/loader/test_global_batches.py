@@ -251,10 +251,14 @@ def test_a_validation_takes_each_sample_once_on_any_number_of_ranks(folder: Path
     assert sorted(keys) == [f"b{n:03d}" for n in range(25)]
 
 
+UNCHANGED: dict[str, Any] = {"weights": [], "base": {"step": 0, "unit": 0, "counts": []}}
+"""What a state says of weights that nobody changed."""
+
+
 def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
     _, states = Job(folder / "blend.yaml", 4, 24, 3).run(5)
     cursors = [state["cursor"] for state in states]
-    assert cursors == [{"unit": 48, "step": 2, "micro_batch": 1, "skipped": []}] * 4
+    assert cursors == [{"unit": 48, "step": 2, "micro_batch": 1, "skipped": [], **UNCHANGED}] * 4
     assert len(json.dumps(states[0])) < 2048
     streams = ed.get_savable_loader(ed.get_train_dataset(folder / "a", batch_size=4))
     with pytest.raises(StateError, match="global"):
@@ -333,7 +337,7 @@ def test_steps_are_left_out_without_moving_others(folder: Path, reference: Steps
     assert {n: sorted(texts) for n, texts in found.items()} == {n: reference[n] for n in (0, 1, 4, 5)}
     after, saved = Job(folder / "blend.yaml", 3, 24, 4).run(10, states[:1])  # the begun step begins again
     assert after == {n: reference[n] for n in (1, 4, 5, 7, 8)}
-    assert saved[0]["cursor"] == {"unit": 9 * 24, "step": 9, "micro_batch": 0, "skipped": []}
+    assert saved[0]["cursor"] == {"unit": 9 * 24, "step": 9, "micro_batch": 0, "skipped": [], **UNCHANGED}
 
 
 def test_lengths_count_steps_of_the_job(folder: Path) -> None:
@@ -410,3 +414,95 @@ def test_the_plan_says_what_each_step_holds(folder: Path, reference: Steps) -> N
     ] * 2
     with pytest.raises(StateError, match="after step 0"):
         ed.plan_steps(dataset, range(2), state=state)
+
+
+def scheduled(folder: Path, **weights: Any) -> dict[str, Any]:
+    entries = [{"weight": weight, "path": str(folder / name)} for name, weight in weights.items()]
+    return {"__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
+
+
+def share_of_a(steps: Steps) -> dict[int, float]:
+    return {number: sum(text[0] == "a" for text in texts) / len(texts) for number, texts in steps.items()}
+
+
+def test_weights_of_a_metadataset_change_over_the_steps(folder: Path) -> None:
+    path: Any = scheduled(folder, a={"step": {0: 1, 2: 0, 4: 1}}, b={"step": {0: 0, 2: 1}})
+    whole, _ = Job(path, 1, 24, 24).run(6)
+    shares = share_of_a(whole)
+    assert [shares[number] for number in range(4)] == [1, 1, 0, 0]
+    assert 0.2 < (shares[4] + shares[5]) / 2 < 0.8
+    before, states = Job(path, 2, 24, 4).run(8)
+    after, _ = Job(path, 3, 24, 8).run(4, states[:1])
+    assert before == {number: whole[number] for number in (0, 1)} | {2: before[2]}
+    assert after == {number: whole[number] for number in (2, 3, 4, 5)}
+
+
+def test_a_metadataset_moves_its_weights_linearly(folder: Path) -> None:
+    path: Any = scheduled(folder, a={"linear": {0: 1, 40: 0}}, b={"linear": {0: 0, 40: 1}})
+    shares = share_of_a(Job(path, 1, 64, 64).run(60)[0])
+    halves = [sum(shares[number] for number in range(first, first + 20)) / 20 for first in (0, 20)]
+    assert halves == pytest.approx([0.75, 0.25], abs=0.06)  # shares move from group to group of 1,024 samples
+    assert sum(halves) == pytest.approx(1, abs=0.01)
+    assert not any(shares[number] for number in range(40, 60))
+
+
+def test_a_ramp_of_the_batch_keeps_the_steps_of_the_schedule(folder: Path) -> None:
+    path: Any = scheduled(folder, a={"step": {0: 1, 5: 0}}, b={"step": {0: 0, 5: 1}})
+    first, states = Job(path, 1, 24, 24).run(3)
+    later, states = Job(path, 2, 36, 18).run(4, states[:1])
+    assert states[0]["cursor"]["base"] == {"step": 3, "unit": 72, "counts": [72, 0]}
+    last, _ = Job(path, 1, 36, 36).run(1, states[:1])
+    shares = share_of_a(first | later | last)
+    assert [shares[number] for number in range(8)] == [1, 1, 1, 1, 1, 0, 0, 0]
+    keys = [text.split()[0] for number in range(5) for text in (first | later)[number]]
+    counts = [keys.count(key) for key in set(keys)]
+    assert len(counts) == 60
+    assert max(counts) - min(counts) <= 1
+
+
+def test_weights_are_set_while_the_job_runs(folder: Path, reference: Steps) -> None:
+    job = Job(folder / "blend.yaml", 2, 24, 6)
+    found: dict[int, list[str]] = defaultdict(list)
+    states = []
+    for rank in range(2):
+        with job.loader(rank) as loader:
+            for batch in take(loader, 3):
+                found[batch.step] += batch.text
+            with pytest.raises(ConfigError, match="give 2 or a later one"):
+                loader.set_weights([0.0, 1.0], from_step=1)
+            loader.set_weights({"a": 0.0, "b": 1.0} if rank else [0.0, 1.0], from_step=4)
+            for batch in take(loader, 9):
+                found[batch.step] += batch.text
+            states.append(loader.save_state_rank())
+    steps = {number: sorted(texts) for number, texts in found.items()}
+    assert {number: steps[number] for number in range(4)} == {number: reference[number] for number in range(4)}
+    assert share_of_a(steps)[4] == share_of_a(steps)[5] == 0
+    assert states[0]["cursor"]["weights"] == [[4, [0.0, 1.0]]]
+    after, _ = Job(folder / "blend.yaml", 1, 24, 24).run(2, states[:1])
+    assert share_of_a(after) == {6: 0, 7: 0}
+    with job.loader(0) as loader, pytest.raises(ConfigError, match="3 weights were given for 2 datasets"):
+        loader.set_weights([1, 2, 3], from_step=4)
+    with Job(folder / "a", 1, 24, 6).loader(0) as loader, pytest.raises(ConfigError, match="a blend by weight"):
+        loader.set_weights([1.0], from_step=4)
+
+
+def test_schedules_need_global_batches(folder: Path) -> None:
+    path: Any = scheduled(folder, a={"step": {0: 1, 2: 0}}, b=1)
+    with pytest.raises(ConfigError, match="Give global_batch_size"):
+        ed.get_train_dataset(path, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ({"step": {1: 1}}, "begins at step 0"),
+        ({"step": {}}, "either step or linear"),
+        ({"step": {0: 1}, "linear": {0: 1}}, "either step or linear"),
+        ({"linear": {0: -1}}, "weight"),
+        ({"step": {"one": 1}}, "is not a step of the job"),
+        ({"cubic": {0: 1}}, "cubic"),
+    ],
+)
+def test_wrong_weights_are_explained(folder: Path, weight: Any, message: str) -> None:
+    with pytest.raises(ed.EnergonDaliError, match=message):
+        Job(scheduled(folder, a=weight, b=1), 1, 24, 24).loader(0)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset, GroupingIterator
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
-from energon_dali.datasets.source import UNIT_NAME, SourceDataset
+from energon_dali.datasets.source import UNIT_NAME, SourceDataset, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.plan import GlobalBatchPlan
@@ -76,10 +76,7 @@ class GlobalBatchDataset(BatchDataset):
     @property
     def source(self) -> SourceDataset:
         """The dataset that reads the units."""
-        found: SavableDataset[Any] = self.dataset
-        while not isinstance(found, SourceDataset):
-            (found,) = found.children
-        return found
+        return source_of(self.dataset)
 
     @property
     def options(self) -> dict[str, Any]:
