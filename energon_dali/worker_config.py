@@ -82,6 +82,8 @@ class WorkerConfig(metaclass=_ActiveConfig):
     """Whether rank and world size are those of the whole job, as they were known then."""
     is_auto: bool = field(default=False, init=False, repr=False)
     """Whether num_workers="auto" was given."""
+    chose_streams: bool = field(default=False, init=False, repr=False)
+    """Whether num_workers="auto" chose num_streams, which was not given."""
 
     if TYPE_CHECKING:  # dataclass makes it; written down because num_workers takes more than the field holds
 
@@ -153,6 +155,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         """Fixes the number of streams, and chooses a number of workers for the start that divides a rank's."""
         if self.num_streams is None:
             self.num_streams = AUTO_STREAMS_PER_RANK * self.world_size
+            self.chose_streams = True
         streams = Layout(self.world_size, 1, self.num_streams).num_streams // self.world_size
         self.num_workers = max(count for count in divisors(streams) if count <= min(4, cores_per_rank()))
 

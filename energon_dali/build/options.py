@@ -163,8 +163,10 @@ class DatasetOptions:
         elif getattr(self.encoder.decoder, "feed", "block") == "native":
             problem = 'cannot be combined with feed="native", which reads runs of samples. Use feed="block"'
         elif config.num_streams is not None:
-            name = 'num_workers="auto"' if config.is_auto else f"num_streams={config.num_streams}"
-            problem = f"cannot be combined with {name}: the job has one sequence of samples. Give a number of workers"
+            problem = (
+                f"cannot be combined with num_streams={config.num_streams}: the job has one sequence of samples, and "
+                "any number of workers. Leave num_streams out"
+            )
         if problem:
             raise ConfigError(f"global_batch_size={self.global_batch_size} {problem}, or leave global_batch_size out.")
 
@@ -211,6 +213,8 @@ class DatasetOptions:
         if isinstance(kwargs.get("part_filter"), (list, tuple, set, frozenset)):
             kwargs["part_filter"] = PartList(frozenset(kwargs["part_filter"]))
         config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
+        if options.get("global_batch_size") is not None and (worker_config is None or config.chose_streams):
+            config = config.with_layout(rank=config.rank, world_size=config.world_size, num_workers=config.num_workers)
         return cls(encoder=encoder, worker_config=config, source=SourceOptions(**kwargs), **options)
 
     @property

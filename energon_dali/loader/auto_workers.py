@@ -138,6 +138,8 @@ def auto_workers(config: WorkerConfig) -> AutoWorkers | None:
     """Returns what changes the number of workers; None where the user gave a number."""
     if not config.is_auto:
         return None
+    if config.num_streams is None:  # global batches
+        return AutoWorkers(list(range(1, max(config.num_workers, cores_per_rank()) + 1)), config.num_workers)
     return AutoWorkers(worker_counts(config.layout.num_streams // config.world_size), config.num_workers)
 
 

@@ -275,6 +275,10 @@ def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
         ({"on_missing": "drop"}, "on_missing='drop' is unknown"),
         ({"global_batch_size": 0}, "global_batch_size=0"),
         ({"worker_config": ed.WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)}, "num_streams=4"),
+        (
+            {"worker_config": ed.WorkerConfig(rank=0, world_size=1, num_workers="auto", num_streams=4)},
+            "num_streams=4",
+        ),
     ],
 )
 def test_what_decides_at_run_time_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
@@ -506,3 +510,14 @@ def test_schedules_need_global_batches(folder: Path) -> None:
 def test_wrong_weights_are_explained(folder: Path, weight: Any, message: str) -> None:
     with pytest.raises(ed.EnergonDaliError, match=message):
         Job(scheduled(folder, a=weight, b=1), 1, 24, 24).loader(0)  # type: ignore[arg-type]
+
+
+def test_the_number_of_workers_may_be_found_while_the_job_runs(folder: Path, reference: Steps) -> None:
+    job = Job(folder / "blend.yaml", 1, 24, 4, num_workers="auto")  # type: ignore[arg-type]
+    with job.loader(0) as loader:
+        assert loader.worker_config.num_streams is None
+        assert loader._auto.counts == list(range(1, loader._auto.counts[-1] + 1))
+        found = steps_of(loader, 6)
+        loader.change_workers(3)
+        found |= steps_of(loader, 6)
+    assert found == {number: reference[number] for number in range(2)}
