@@ -56,7 +56,7 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
             "The state is of a job without global batches, and this one has global_batch_size. Build it as it was "
             "built when the state was saved."
         )
-    cursor = Cursor(*(count_of(entry, name) for name in ("unit", "step", "micro_batch")))
+    cursor = Cursor(count_of(entry, "unit"), count_of(entry, "step"), count_of(entry, "micro_batch"))
     ranges = list_of(entry, "skipped")
     good = all(isinstance(row, (list, tuple)) and len(row) == 2 for row in ranges)
     if not good or not all(checked_count(row[0], "skipped") < checked_count(row[1], "skipped") for row in ranges):

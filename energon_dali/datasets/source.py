@@ -156,7 +156,8 @@ class SourceDataset(SavableDataset[Any]):
         plan, repeat = self.plan, self.plan.is_endless
         of_job: dict[str, Any] = {}
         if isinstance(plan, GlobalBatchPlan):  # who computes a step, and how many units it has, may change
-            plan, of_job = plan.units, {"global_batches": True, "drop_last": plan.drop_last}
+            of_job = {"global_batches": True, "drop_last": plan.drop_last}
+            plan = plan.units
         if isinstance(plan, SourcePlan):
             return {**super().config(), "repeat": repeat, **self.sources[0].config, **of_job}
         inner = [{"type": "SourceDataset", **source.config} for source in self.sources]

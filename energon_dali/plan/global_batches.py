@@ -217,8 +217,9 @@ class GlobalBatchPlan(Plan):
         """
         if old_size == self.step_size or not isinstance(self.units, ScheduledBlendPlan):
             return start
-        before = replace(self.continued(start, self.world_size, self.workers).resolved_units, step_size=old_size)
-        assert isinstance(before, ScheduledBlendPlan)
+        units = self.continued(start, self.world_size, self.workers).resolved_units
+        assert isinstance(units, ScheduledBlendPlan)
+        before = replace(units, step_size=old_size)
         return replace(start, base=Base(start.step, start.unit, before.counts_at(start.unit)))
 
     @property
