@@ -133,7 +133,8 @@ class Draws:
 
     def _drawn_in(self, group: int) -> Int64Array:
         """Returns the draws of one group, in order. In a large job, an epoch of a stream is one."""
-        ends = (self._sums + (self._factor * group + self._offset) % self._modulus) // self._modulus
+        phase = (self._factor * group + self._offset) % self._modulus
+        ends = (self._sums + self._slope_sums * group + phase) // self._modulus
         counts = ends.copy()
         counts[1:] -= ends[:-1]
         size = int(ends[-1])
