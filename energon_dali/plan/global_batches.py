@@ -219,8 +219,7 @@ class GlobalBatchPlan(Plan):
             return start
         units = self.continued(start, self.world_size, self.workers).resolved_units
         assert isinstance(units, ScheduledBlendPlan)
-        before = replace(units, step_size=old_size)
-        return replace(start, base=Base(start.step, start.unit, before.counts_at(start.unit)))
+        return replace(start, base=replace(units, step_size=old_size).rebased(start.step, start.unit))
 
     @property
     def micro_batches_per_step(self) -> int:

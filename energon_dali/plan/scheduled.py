@@ -112,8 +112,10 @@ class Base:
     """A step."""
     unit: int = 0
     """Its first unit."""
+    drawn_from: int = 0
+    """The unit with which the draws begin that are made there: weights that hold go on as they began."""
     counts: tuple[int, ...] = ()
-    """Rows of each plan before that unit; empty for none."""
+    """Rows of each plan before that one; empty for none."""
 
 
 FIRST = Base()
@@ -185,7 +187,7 @@ class ScheduledBlendPlan(Mixture):
         for number, point in enumerate(points):
             after = points[number + 1].step if number + 1 < len(points) else None
             if after is None or after > self.base.step:
-                start = self.unit_of(max(point.step, self.base.step))
+                start = self.base.drawn_from if point.step <= self.base.step else self.unit_of(point.step)
                 segments += self._parts(start, MOST_ROWS if after is None else self.unit_of(after), point)
         return segments
 
@@ -229,8 +231,21 @@ class ScheduledBlendPlan(Mixture):
             kept[number] = counts
         return kept[number]  # type: ignore[no-any-return]
 
+    def rebased(self, step: int, unit: int) -> Base:
+        """Returns the base of a job whose steps have another size from a step on.
+
+        Args:
+            step: The step.
+            unit: Its first unit.
+        """
+        if next(point for point in reversed(self.schedule.points) if point.step <= step).towards is None:
+            start = next(segment.start for segment in self._segments if segment.start <= unit < segment.stop)
+        else:
+            start = unit
+        return Base(step, unit, start, self.counts_at(start) if start else ())
+
     def counts_at(self, unit: int) -> tuple[int, ...]:
-        """Returns the rows of each plan before a unit, which is not before the base."""
+        """Returns the rows of each plan before a unit, which is not before those that the base draws."""
         counts = np.array(self.base.counts or [0] * len(self.members), np.int64)
         for segment in self._segments:
             if segment.start < unit:
@@ -239,8 +254,10 @@ class ScheduledBlendPlan(Mixture):
 
     def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
         start, stop, stream = self.check_range(start, stop, stream)
-        if start < self.base.unit:
-            raise IndexError(f"Unit {start} is before unit {self.base.unit}, from which on the weights are counted.")
+        if start < self.base.drawn_from:
+            raise IndexError(
+                f"Unit {start} is before unit {self.base.drawn_from}, from which on the weights are counted."
+            )
         self._check_no_end(start, stop)
         parts = []
         for number, segment in enumerate(self._segments):

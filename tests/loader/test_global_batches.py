@@ -251,7 +251,7 @@ def test_a_validation_takes_each_sample_once_on_any_number_of_ranks(folder: Path
     assert sorted(keys) == [f"b{n:03d}" for n in range(25)]
 
 
-UNCHANGED: dict[str, Any] = {"weights": [], "base": {"step": 0, "unit": 0, "counts": []}}
+UNCHANGED: dict[str, Any] = {"weights": [], "base": {"step": 0, "unit": 0, "drawn_from": 0, "counts": []}}
 """What a state says of weights that nobody changed."""
 
 
@@ -454,7 +454,7 @@ def test_a_ramp_of_the_batch_keeps_the_steps_of_the_schedule(folder: Path) -> No
     path: Any = scheduled(folder, a={"step": {0: 1, 5: 0}}, b={"step": {0: 0, 5: 1}})
     first, states = Job(path, 1, 24, 24).run(3)
     later, states = Job(path, 2, 36, 18).run(4, states[:1])
-    assert states[0]["cursor"]["base"] == {"step": 3, "unit": 72, "counts": [72, 0]}
+    assert states[0]["cursor"]["base"] == {"step": 3, "unit": 72, "drawn_from": 0, "counts": []}
     last, _ = Job(path, 1, 36, 36).run(1, states[:1])
     shares = share_of_a(first | later | last)
     assert [shares[number] for number in range(8)] == [1, 1, 1, 1, 1, 0, 0, 0]

@@ -71,7 +71,8 @@ def _whole(kept: list[list[tuple[int, int, int, int]]] = []) -> list[tuple[int, 
 def test_steps_of_another_size_continue_at_the_next_row_of_each_plan() -> None:
     first = blend(RAMP)
     unit = 312 * 100
-    base = Base(312, unit, first.counts_at(unit))
+    base = first.rebased(312, unit)
+    assert base == Base(312, unit, unit, first.counts_at(unit))
     second = first.continued(base, 250)
     assert second.unit_of(700) == unit + (700 - 312) * 250
     both = np.concatenate([first.rows(0, unit).indices, second.rows(unit, unit + 40_000).indices])
@@ -83,6 +84,16 @@ def test_steps_of_another_size_continue_at_the_next_row_of_each_plan() -> None:
     assert np.abs(np.bincount(second.rows(unit, unit + 10_000).sources, minlength=3) / 10_000 - wanted).max() < 0.01
     with pytest.raises(IndexError, match="before unit 31200"):
         second.rows(0, 10)
+
+
+def test_weights_that_hold_go_on_as_they_began() -> None:
+    first = blend(RAMP)
+    base = first.rebased(600, 60_000)
+    assert base == Base(600, 60_000, 50_000, first.counts_at(50_000))
+    second = first.continued(base, 250)
+    assert second.rows(60_000, 70_000).as_tuples() == first.rows(60_000, 70_000).as_tuples()
+    assert set(second.rows(60_000, 85_000).sources.tolist()) == {0, 1}  # until step 700
+    assert 2 in second.rows(85_000, 85_100).sources
 
 
 def test_weights_that_are_set_change_nothing_before_their_step() -> None:
