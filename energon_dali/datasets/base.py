@@ -114,8 +114,25 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
 
     @property
     def global_batches(self) -> GlobalBatchPlan | None:
-        """The plan of the steps of the job; None without global batches."""
-        return next((plan for child in self.children if (plan := child.global_batches) is not None), None)
+        """The plan of the steps of the job; None without global batches.
+
+        Raises:
+            ConfigError: Datasets with global batches are mixed.
+        """
+        plans = [child.global_batches for child in self.children]
+        found = next((plan for plan in plans if plan is not None), None)
+        if found is not None and len(plans) > 1:
+            raise ConfigError(
+                f"{self.describe()} mixes datasets with global batches, and a step is a fixed set of samples of one of "
+                "them. Mix the datasets in a metadataset, and give global_batch_size for that."
+            )
+        return found
+
+    counts_batches = False
+    """Whether the stages of a pipeline, up to its batches, are below."""
+
+    keeps_steps = False
+    """Whether each element below gives one element here, as steps of global batches need it."""
 
     def continued(self, start: Cursor, config: WorkerConfig) -> Self:
         """Returns a copy whose global batches begin at a cursor.

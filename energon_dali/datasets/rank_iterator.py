@@ -76,6 +76,24 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
     return replace(cursor, weights=tuple(weights), base=Base(*numbers_of_base, counts))
 
 
+def refuse_stages(dataset: SavableDataset[Any]) -> None:
+    """Refuses datasets around global batches that decide at run time which elements they yield.
+
+    Args:
+        dataset: The outermost dataset of a tree with global batches.
+
+    Raises:
+        ConfigError: There is one: ranks would deliver different numbers of micro-batches.
+    """
+    while dataset.global_batches is not None and not dataset.counts_batches:
+        if not dataset.keeps_steps:
+            raise ConfigError(
+                f"{dataset.describe()} was put around a dataset with global batches, and may drop, repeat or group its "
+                "batches, so that steps would no longer be fixed. Leave it out, or use a hook of the task encoder."
+            )
+        (dataset,) = dataset.children
+
+
 def cursor_entry(cursor: Cursor) -> State:
     """Returns the entry of a state for a cursor; see `cursor_of`."""
     return {
@@ -128,6 +146,8 @@ class RankIterator(Iterator[T], Generic[T]):
         self._batches = dataset.global_batches
         self._epoch = 0
         """Epochs of the data that have ended; counted with global batches."""
+        if self._batches is not None:
+            refuse_stages(dataset)
         if self._batches is not None and worker is not None:
             raise ConfigError(
                 "Global batches run in get_savable_loader(dataset), and a torch DataLoader was given the dataset. Use "

@@ -44,6 +44,7 @@ class WorkerBorder(PassThroughDataset[Any]):
         failure_tolerance: Consecutive samples that cannot be decoded after which the run ends.
     """
 
+    keeps_steps = True
     shown_in_config = False  # what comes when does not depend on where media are decoded
 
     def __init__(

@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.rank_iterator import cursor_of
+from energon_dali.datasets.rank_iterator import cursor_of, refuse_stages
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
@@ -107,6 +107,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
                     "worker_config out to take the dataset's."
                 )
+        refuse_stages(dataset)
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._tree: SavableDataset[T] = cut_tree(dataset)

@@ -521,3 +521,28 @@ def test_the_number_of_workers_may_be_found_while_the_job_runs(folder: Path, ref
         loader.change_workers(3)
         found |= steps_of(loader, 6)
     assert found == {number: reference[number] for number in range(2)}
+
+
+def test_datasets_around_global_batches_keep_their_steps(folder: Path, reference: Steps) -> None:
+    dataset = Job(folder / "blend.yaml", 1, 24, 4).loader(0).dataset
+    for outer in (
+        ed.FilterDataset(dataset, filter_fn=lambda batch: True),
+        ed.RepeatDataset(dataset),
+        ed.ShuffleBufferDataset(dataset, size=4),
+    ):
+        with pytest.raises(ConfigError, match=f"{type(outer).__name__}.*was put around a dataset with global batches"):
+            ed.get_savable_loader(outer)
+    with pytest.raises(ConfigError, match="mixes datasets with global batches"):
+        ed.get_savable_loader(ed.BlendDataset((dataset, 1), (dataset, 1)))
+    with ed.get_savable_loader(ed.GcDataset(ed.EpochizeDataset(dataset, 6), every_n_iter=2)) as loader:
+        assert steps_of(loader, 6) == {0: reference[0]}
+
+
+def test_batches_are_made_again_by_their_keys(folder: Path) -> None:
+    bad = frozenset({"a003", "b011"})
+    for workers in (0, 2):
+        job = Job(folder / "blend.yaml", 2, 24, 4, workers, Encoder(bad))
+        with job.loader(1) as loader:
+            for batch in take(loader, 6):
+                again = loader.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
+                assert again.text == batch.text

@@ -301,6 +301,7 @@ class BatchCountDataset(WrapperDataset[Any]):
         dataset: The stages of a pipeline, up to its batches.
     """
 
+    counts_batches = True
     shown_in_config = False
 
     def plan_obstacle(self) -> None:

@@ -31,6 +31,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
         ConfigError: length is not a whole number of at least 1.
     """
 
+    keeps_steps = True
     restart = False
 
     @explain_call

@@ -27,6 +27,8 @@ class LogSampleDataset(PassThroughDataset[Any]):
 
     runs_in_rank = True
 
+    keeps_steps = True
+
     @explain_call
     def __init__(
         self,
