@@ -355,12 +355,11 @@ class GlobalBatchPlan(Plan):
         Args:
             number: Its number, from the beginning of the job.
         """
-        for first, stop in self.start.skipped:
-            if first <= number < stop:
-                return None
-            if stop <= number:  # `step_at` counts those that are delivered
-                number -= stop - max(first, self.start.step)
-        index = number - self.start.step
+        if any(first <= number < stop for first, stop in self.start.skipped):
+            return None
+        # `step_at` counts those that are delivered.
+        passed = sum(stop - max(first, self.start.step) for first, stop in self.start.skipped if stop <= number)
+        index = number - self.start.step - passed
         if index < 0 or not self.num_samples or (not self.is_endless and index >= self.steps_of_epoch(0)):
             return None
         return self.step_at(0, index)
