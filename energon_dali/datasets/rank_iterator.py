@@ -72,8 +72,8 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
         weights.append((count_of(change, "step"), tuple(numbers)))
     base = state_of(entry, "base")
     counts = tuple(checked_count(count, "counts") for count in list_of(base, "counts"))
-    numbers_of_base = (count_of(base, name) for name in ("step", "unit", "drawn_from"))
-    return replace(cursor, weights=tuple(weights), base=Base(*numbers_of_base, counts))
+    begin = Base(count_of(base, "step"), count_of(base, "unit"), count_of(base, "drawn_from"), counts)
+    return replace(cursor, weights=tuple(weights), base=begin)
 
 
 def refuse_stages(dataset: SavableDataset[Any]) -> None:
