@@ -79,7 +79,8 @@ def main() -> None:
     if options.checkpoint is not None and options.checkpoint.exists():
         saved = json.loads(options.checkpoint.read_text())
         loader.restore_state_rank(saved["loader"])
-        model.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in saved["model"].items()})
+        parts = {name: torch.tensor(value, dtype=torch.float64) for name, value in saved["model"].items()}
+        model.load_state_dict(parts)
 
     total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and the number of samples
     with loader:
