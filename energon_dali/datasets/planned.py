@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import Rows
+from energon_dali.plan import GlobalBatchPlan, Rows
+from energon_dali.plan.global_batches import MicroBatch
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -71,6 +72,45 @@ def joined(parts: Sequence[Planned]) -> Planned:
         starts.append(part.starts[1:] + total)
         total += len(part.rows)
     return Planned(tuple(numbers), Rows.joined(rows), np.concatenate(starts))
+
+
+def planned_steps(
+    batches: GlobalBatchPlan, sources: tuple[Source, ...], steps: range, ranks: Sequence[int]
+) -> tuple[list[tuple[int, int, int, int]], dict[int, Planned]]:
+    """Returns the micro-batches of steps of a job: ([(step, rank, rank, number in its plan)], the plan of each rank).
+
+    Args:
+        batches: The steps.
+        sources: What their rows name.
+        steps: Numbers of steps; those that are left out or do not exist are passed over.
+        ranks: The ranks.
+
+    Raises:
+        ConfigError: They hold too many samples.
+    """
+    rows: list[tuple[int, int, int, int]] = []
+    parts: dict[int, list[MicroBatch]] = {rank: [] for rank in ranks}
+    size = 0
+    for number in steps:
+        step = batches.find_step(number)
+        if step is None:
+            continue
+        size += step.size
+        if size > MOST_PLANNED_SAMPLES:
+            raise too_many_samples()
+        for rank in ranks:
+            for micro_batch in range(step.micro_batches):
+                rows.append((number, rank, rank, len(parts[rank])))
+                parts[rank].append(batches.micro_batch_of_step(step, rank, micro_batch))
+    plans = {
+        rank: Planned(
+            sources,
+            Rows.joined([part.rows for part in found]),
+            np.cumsum([0, *(len(part.units) for part in found)]),
+        )
+        for rank, found in parts.items()
+    }
+    return sorted(rows), plans
 
 
 def in_turn(

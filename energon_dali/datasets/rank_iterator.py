@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.planned import in_turn
@@ -18,20 +19,13 @@ from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry,
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
-from energon_dali.plan import Cursor
-from energon_dali.plan.scheduled import Base
 from energon_dali.shards.documents.state_entries import (
     check_plain,
-    checked_count,
     count_of,
-    damaged,
     entry_of,
     flag_of,
-    list_of,
-    numbers_of,
     plain,
     restore_stream,
-    state_of,
 )
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts, running_stream
@@ -42,38 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 logger = logging.getLogger("energon_dali.loader")
-
-
-def cursor_of(state: Mapping[str, Any]) -> Cursor:
-    """Returns where a state of global batches continues.
-
-    Raises:
-        StateError: It has no cursor, or a damaged one.
-    """
-    entry = state.get("cursor")
-    if not isinstance(entry, Mapping):
-        raise StateError(
-            "The state is of a job without global batches, and this one has global_batch_size. Build it as it was "
-            "built when the state was saved."
-        )
-    cursor = Cursor(count_of(entry, "unit"), count_of(entry, "step"), count_of(entry, "micro_batch"))
-    ranges = list_of(entry, "skipped")
-    good = all(isinstance(row, (list, tuple)) and len(row) == 2 for row in ranges)
-    if not good or not all(checked_count(row[0], "skipped") < checked_count(row[1], "skipped") for row in ranges):
-        raise damaged("skipped", ranges, "a list of ranges of steps")
-    for first, stop in ranges:
-        cursor = replace(cursor, skipped=cursor.without_steps(first, stop).skipped)
-    weights = []
-    for row in list_of(entry, "weights"):
-        if not isinstance(row, (list, tuple)) or len(row) != 2:
-            raise damaged("weights", row, "a step and a list of weights")
-        change = {"step": row[0], "weights": row[1]}
-        numbers = numbers_of(change, "weights", len(list_of(change, "weights")))
-        weights.append((count_of(change, "step"), tuple(numbers)))
-    base = state_of(entry, "base")
-    counts = tuple(checked_count(count, "counts") for count in list_of(base, "counts"))
-    begin = Base(count_of(base, "step"), count_of(base, "unit"), count_of(base, "drawn_from"), counts)
-    return replace(cursor, weights=tuple(weights), base=begin)
 
 
 def refuse_stages(dataset: SavableDataset[Any]) -> None:
@@ -92,16 +54,6 @@ def refuse_stages(dataset: SavableDataset[Any]) -> None:
                 "batches, so that steps would no longer be fixed. Leave it out, or use a hook of the task encoder."
             )
         (dataset,) = dataset.children
-
-
-def cursor_entry(cursor: Cursor) -> State:
-    """Returns the entry of a state for a cursor; see `cursor_of`."""
-    return {
-        **asdict(cursor),
-        "skipped": [list(one) for one in cursor.skipped],
-        "weights": [[step, list(weights)] for step, weights in cursor.weights],
-        "base": {**asdict(cursor.base), "counts": list(cursor.base.counts)},
-    }
 
 
 @dataclass(frozen=True, slots=True)

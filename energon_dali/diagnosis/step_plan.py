@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-import numpy as np
-
 from energon_dali.cache.store_index import StoreIndex
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.grouping.batch import GroupingDataset
 from energon_dali.datasets.planned import (
     MOST_PLANNED_SAMPLES,
@@ -24,9 +23,9 @@ from energon_dali.datasets.planned import (
     in_turn,
     joined,
     plan_obstacles,
+    planned_steps,
     too_many_samples,
 )
-from energon_dali.datasets.rank_iterator import cursor_of
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
@@ -34,8 +33,6 @@ from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import LoaderIdentity
-from energon_dali.plan import Rows
-from energon_dali.plan.global_batches import MicroBatch
 from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
 from energon_dali.shards.documents.state_entries import MAX_COUNT, restore_stream
@@ -310,31 +307,9 @@ def _plan_of_job(
                 f"{start.step} on, or an older state."
             )
         dataset = dataset.continued(start, config)
-    batches, sources = dataset.global_batches, source_of(dataset).sources
+    batches = dataset.global_batches
     assert batches is not None
-    rows: list[tuple[int, int, int, int]] = []
-    parts: dict[int, list[MicroBatch]] = {rank: [] for rank in ranks}
-    size = 0
-    for number in steps:
-        step = batches.find_step(number)
-        if step is None:
-            continue
-        size += step.size
-        if size > MOST_PLANNED_SAMPLES:
-            raise too_many_samples()
-        for rank in ranks:
-            for micro_batch in range(step.micro_batches):
-                rows.append((number, rank, rank, len(parts[rank])))
-                parts[rank].append(batches.micro_batch_of_step(step, rank, micro_batch))
-    plans = {
-        rank: Planned(
-            sources,
-            Rows.joined([part.rows for part in found]),
-            np.cumsum([0, *(len(part.units) for part in found)]),
-        )
-        for rank, found in parts.items()
-    }
-    rows.sort()
+    rows, plans = planned_steps(batches, source_of(dataset).sources, steps, ranks)
     last = max((row[0] for row in rows), default=steps.start - 1) + 1
     notes = ["These are steps of the job. A sample that fails moves no other; on_missing says what takes its place."]
     if last < steps.stop and not batches.is_endless:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.rank_iterator import cursor_entry, cursor_of
+from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
@@ -19,7 +19,7 @@ from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain
+from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain, list_of
 from energon_dali.worker_config import Layout
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class LoaderIdentity:
 
     def __init__(self, dataset: SavableDataset[Any]) -> None:
         self._dataset = dataset
+        self._batches = dataset.global_batches
         worker_config = dataset.worker_config
         self._rank, self._world_size = worker_config.rank, worker_config.world_size
         self._num_streams, self._streams = worker_config.layout.num_streams, worker_config.streams
@@ -71,7 +72,7 @@ class LoaderIdentity:
 
     def _of_steps(self) -> State:
         """Returns what a state says of the steps that the job dealt when it was saved; {} without global batches."""
-        batches = self._dataset.global_batches
+        batches = self._batches
         if batches is None:
             return {}
         return {"micro_batches": batches.micro_batches_per_step, "global_batch": self._global_batch(batches)}
@@ -89,7 +90,7 @@ class LoaderIdentity:
             LayoutError: The state has other streams than this loader, or lacks some of this rank.
         """
         check_format(state)
-        batches = self._dataset.global_batches
+        batches = self._batches
         if batches is None and "cursor" in state:
             raise StateError(
                 "The state is of a job with global batches. Build the dataset with global_batch_size, as it was built "
@@ -261,7 +262,9 @@ def check_format(state: Any) -> None:
         ranks, numbers = state["world_size"], state["num_streams"]
         if "cursor" in state:
             cursor_of(state)
-        damaged = [
+            sizes = [state.get("micro_batches"), *list_of(state, "global_batch")]
+            damaged += [] if len(sizes) == 3 and all(_is_count(size, 1) for size in sizes) else ["global_batch"]
+        damaged += [
             f"given[{rank}]"
             for rank, count in state["given"].items()
             if not (_is_index(rank, ranks) and _is_count(count))

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.rank_iterator import RankIterator, cursor_of
+from energon_dali.datasets.cursor_entry import cursor_of
+from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.processes.fork_safety import fork_hazard
 from energon_dali.loader.processes.launch import resolve_start_method

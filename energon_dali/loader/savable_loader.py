@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
+from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.planned import plan_obstacles
-from energon_dali.datasets.rank_iterator import RankIterator, cursor_entry, cursor_of
+from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
 from energon_dali.datasets.source import source_of

@@ -15,18 +15,15 @@ import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
-from energon_dali.plan.rng import SPARE, Int64Array, mix
+from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, Base, ScheduledBlendPlan
+from energon_dali.plan.spares import unit_of_number
 
 Uneven = Literal["error", "round_down", "ragged"]
 UNEVEN = ("error", "round_down", "ragged")
 GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
-SPARES = 3
-"""Spares that are tried for a unit that failed."""
 _KEPT_STEPS = 4
-_UNIT_BITS = 52
-"""Units are below 2 ** 48, so that further bits can say which spare of a unit is meant."""
 
 
 @dataclass(frozen=True, order=True)
@@ -184,8 +181,6 @@ class GlobalBatchPlan(Plan):
     """Whether the last step of an epoch is left out if it is smaller."""
     start: Cursor = Cursor()
     """Where the job begins, or continues."""
-    seed: int = 0
-    """Seed of the job, for spares."""
 
     def __post_init__(self) -> None:
         if self.units.num_streams != 1:
@@ -262,7 +257,7 @@ class GlobalBatchPlan(Plan):
         Args:
             unit: A unit from the start on, or the number of a spare of it (see `spare_unit`).
         """
-        unit &= (1 << _UNIT_BITS) - 1
+        unit = unit_of_number(unit)
         epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
         first = self._unit_range(epoch)[0]
         return self._first_step(epoch) + (unit - first) // self.step_size
@@ -504,33 +499,3 @@ class GlobalBatchPlan(Plan):
         ranks = f"{self.world_size} ranks, micro-batches of {self.micro_batch_size}"
         lines = [f"GlobalBatchPlan({size}, {ranks}, from step {self.start.step})"]
         return "\n".join([*lines, *("  " + line for line in str(self.units).splitlines())])
-
-
-def spare_number(seed: int, unit: int, attempt: int, num_samples: int) -> int:
-    """Returns which sample of a source takes the place of a unit that failed.
-
-    Args:
-        seed: Seed of the job.
-        unit: The unit.
-        attempt: How many spares of it failed before.
-        num_samples: Number of samples of the source, at least 1.
-
-    Returns:
-        Its number in the source, 0 <= number < num_samples.
-    """
-    return mix(SPARE, seed, unit, attempt) % num_samples
-
-
-def spare_pass(unit: int, attempt: int) -> int:
-    """Returns the number of the pass of a spare: an extra repeat, which no row of a plan has."""
-    return (1 << 61) + unit * 8 + attempt
-
-
-def spare_unit(unit: int, attempt: int) -> int:
-    """Returns the number by which hooks draw random numbers for a spare: that of no unit."""
-    return unit + ((attempt + 1) << _UNIT_BITS)
-
-
-def attempts_of(number: int) -> int:
-    """Returns which spare of a unit has a number, from 1 on; 0 for the unit itself."""
-    return number >> _UNIT_BITS

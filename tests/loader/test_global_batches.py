@@ -546,3 +546,22 @@ def test_batches_are_made_again_by_their_keys(folder: Path) -> None:
             for batch in take(loader, 6):
                 again = loader.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
                 assert again.text == batch.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"cursor": 3},
+        {"cursor": {"unit": -1, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED}},
+        {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [[4, 2]], **UNCHANGED}},
+        {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED, "weights": [[1]]}},
+        {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED, "base": 1}},
+        {"global_batch": []},
+        {"micro_batches": 0},
+    ],
+)
+def test_damaged_states_are_refused(folder: Path, damage: dict[str, Any]) -> None:
+    job = Job(folder / "blend.yaml", 1, 24, 6)
+    _, states = job.run(2)
+    with job.loader(0) as loader, pytest.raises(StateError):
+        loader.restore_state_rank({**states[0], **damage})
