@@ -14,6 +14,7 @@ import pytest
 
 import energon_dali as ed
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample, StateError
+from energon_dali.loader.loader_state import merge_states, split_state
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
 
 Steps = dict[int, list[str]]
@@ -565,3 +566,15 @@ def test_damaged_states_are_refused(folder: Path, damage: dict[str, Any]) -> Non
     _, states = job.run(2)
     with job.loader(0) as loader, pytest.raises(StateError):
         loader.restore_state_rank({**states[0], **damage})
+
+
+def test_states_are_merged_and_written_for_another_number_of_ranks(folder: Path, reference: Steps) -> None:
+    _, states = Job(folder / "blend.yaml", 2, 24, 6).run(4)
+    merged = merge_states(states)
+    with Job(folder / "blend.yaml", 3, 24, 8).loader(2) as loader:
+        loader.restore_state_global(merged)
+        assert next(iter(loader)).step == 2
+    files = split_state(merged, 3)
+    assert len(files) == 3
+    after, _ = Job(folder / "blend.yaml", 3, 24, 8).run(1, files)
+    assert after == {2: reference[2]}
