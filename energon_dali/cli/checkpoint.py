@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
@@ -107,6 +108,9 @@ def describe(states: Sequence[State]) -> Iterator[str]:
         streams.update(state["streams"])
         given.update(state["given"])
     total, world_size = first["num_streams"], first["world_size"]
+    if "cursor" in first:
+        yield from _describe_steps(states, given)
+        return
     counts = [streams[number]["count"] for number in sorted(streams, key=int)]
     missing = [number for number in range(total) if str(number) not in streams]
     ended = sum(bool(stream["ended"]) for stream in streams.values())
@@ -122,6 +126,27 @@ def describe(states: Sequence[State]) -> Iterator[str]:
     yield from _outline(unpack_config(first), "  ")
 
 
+def _describe_steps(states: Sequence[State], given: dict[str, int]) -> Iterator[str]:
+    """Yields lines about the states of a job with global batches."""
+    first = states[0]
+    cursors = [cursor_of(state) for state in states]
+    cursor, per_step = cursors[0], first["micro_batches"]
+    step_size, micro_batch = first["global_batch"]
+    yield f"Saved by:  {first['world_size']} ranks; given here: {_numbers(given)}"
+    begun = f", and {cursor.micro_batch} of {per_step} micro-batches of it" if cursor.micro_batch else ""
+    yield f"Steps:     {cursor.step:,} delivered{begun}; the next sample is number {cursor.unit:,} of the job"
+    yield f"Sizes:     {step_size:,} samples per step, micro-batches of {micro_batch}"
+    for step, weights in cursor.weights:
+        yield f"Weights:   from step {step:,}: {' '.join(f'{weight:g}' for weight in weights)}"
+    for begin, end in cursor.skipped:
+        yield f"Left out:  steps {begin:,} to {end - 1:,}"
+    if any(other != cursor for other in cursors):
+        yield "Note:      the ranks are at different positions. If these are files of two saves, give those of one."
+    yield "Fits:      any number of ranks and workers"
+    yield "Dataset:"
+    yield from _outline(unpack_config(first), "  ")
+
+
 def describe_unequal(state: State) -> Iterator[str]:
     """Yields a note if the ranks are at different positions, as in files of two saves.
 
@@ -130,6 +155,8 @@ def describe_unequal(state: State) -> Iterator[str]:
     Args:
         state: Has "streams" and "given" of all or some ranks.
     """
+    if "cursor" in state:
+        return
     streams, given = state["streams"].values(), state["given"].values()
     counts = [stream["count"] for stream in streams]
     if any(stream["ended"] for stream in streams) or (max(counts) - min(counts) <= 1 and len(set(given)) <= 1):

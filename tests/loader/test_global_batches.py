@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import energon_dali as ed
+from energon_dali.cli.main import main
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample, StateError
 from energon_dali.loader.loader_state import merge_states, split_state
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
@@ -578,3 +580,29 @@ def test_states_are_merged_and_written_for_another_number_of_ranks(folder: Path,
     assert len(files) == 3
     after, _ = Job(folder / "blend.yaml", 3, 24, 8).run(1, files)
     assert after == {2: reference[2]}
+
+
+def test_the_command_line_shows_and_writes_states(folder: Path, tmp_path: Path, reference: Steps) -> None:
+    _, states = Job(folder / "blend.yaml", 2, 24, 6).run(3)
+    saved = tmp_path / "state.json"
+    saved.write_text(json.dumps(states[1]))  # that of one rank is enough
+    done = CliRunner().invoke(main, ["checkpoint", "info", str(saved)])
+    assert done.exit_code == 0, done.output
+    assert "1 delivered, and 1 of 2 micro-batches of it; the next sample is number 24 of the job" in done.output
+    assert "24 samples per step, micro-batches of 6" in done.output
+    done = CliRunner().invoke(
+        main, ["checkpoint", "redist", str(saved), str(tmp_path / "out"), "--new-world-size", "3"]
+    )
+    assert done.exit_code == 0, done.output
+    written = [json.loads(file.read_text()) for file in sorted((tmp_path / "out").iterdir())]
+    assert len(written) == 3
+    after, _ = Job(folder / "blend.yaml", 3, 24, 4).run(2, written)
+    assert after == {1: reference[1]}
+    options = ["--batch-size", "6", "--global-batch-size", "24", "--world-size", "2", "--shuffle-buffer-size", "20"]
+    options += ["--max-samples-per-sequence", "10", "--json"]
+    done = CliRunner().invoke(main, ["plan", str(folder / "blend.yaml"), "--step", "1", *options])
+    assert done.exit_code == 0, done.output
+    batches = json.loads(done.output)["batches"]
+    assert [batch["rank"] for batch in batches] == [0, 0, 1, 1]
+    keys = sorted(sample["key"] for batch in batches for sample in batch["samples"])
+    assert keys == [text.split()[0] for text in reference[1]]
