@@ -22,7 +22,7 @@ from energon_dali.errors import (
     WorkerError,
 )
 from energon_dali.samples.base import Key, set_restore_key
-from energon_dali.task_encoder.context import batch_context, call_in_context, sample_context
+from energon_dali.task_encoder.context import batch_context, call_in_context, call_in_step, sample_context
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -334,7 +334,10 @@ class HookRunner:
         """
         start = time.perf_counter()
         try:
-            if self._outputs is None and self._samples_per_batch is None and self._batches is None:
+            if self._batches is not None and self._outputs is None:
+                step = self._batches.step_of(self._number)
+                result = call_in_step(step, self._number, self._seed, self._function, self._argument)
+            elif self._outputs is None and self._samples_per_batch is None:
                 result = call_in_context(self._number, self._seed, self._function, self._argument)
             else:
                 with hook_context(self._number, self._seed, self._samples_per_batch, self._num_streams, self._batches):

@@ -46,7 +46,7 @@ MIXTURE_NAME = "BlendDataset"  # Energon's name
 UNIT_NAME = "Unit"
 """Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place, ...)."""
 _UNIT_NUMBERS = 3
-_PLACES_PLANNED = 256
+_PLACES_PLANNED = 1024
 READ_SIZE = 32
 """Samples that are read together from a disk."""
 

@@ -24,6 +24,9 @@ UNEVEN = ("error", "round_down", "ragged")
 GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
 _KEPT_STEPS = 4
+_PLANNED_UNITS = 2048
+_PLANNED_PER_SOURCE = 64
+_MOST_PLANNED_UNITS = 65_536
 
 
 @dataclass(frozen=True, order=True)
@@ -258,7 +261,9 @@ class GlobalBatchPlan(Plan):
             unit: A unit from the start on, or the number of a spare of it (see `spare_unit`).
         """
         unit = unit_of_number(unit)
-        epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
+        if self.is_endless:
+            return self.start.step + (unit - self.start.unit) // self.step_size
+        epoch = self.units.epoch_at(unit) - self._first_epoch
         first = self._unit_range(epoch)[0]
         return self._first_step(epoch) + (unit - first) // self.step_size
 
@@ -377,13 +382,28 @@ class GlobalBatchPlan(Plan):
         kept = self._kept("steps")
         found = kept.get((step.first_unit, rank))
         if found is None:
-            rows = self.resolved_units.rows(step.first_unit, step.first_unit + step.size)
-            counts = step.size // self.world_size + (np.arange(self.world_size) < step.size % self.world_size)
-            # A lane has the same home in every step. The lanes of other sources begin at other ranks.
-            homes = (rows.lanes + rows.sources.astype(np.int64) * 97) % self.world_size
-            own = np.flatnonzero(deal(homes, counts) == rank)
-            found = keep(kept, (step.first_unit, rank), (own + step.first_unit, rows.take(own)), _KEPT_STEPS)
+            rows = self._rows_of_job(step.first_unit, step.first_unit + step.size)
+            if self.world_size == 1:
+                own = np.arange(step.size)
+            else:
+                counts = step.size // self.world_size + (np.arange(self.world_size) < step.size % self.world_size)
+                # A lane has the same home in every step. The lanes of other sources begin at other ranks.
+                homes = (rows.lanes + rows.sources.astype(np.int64) * 97) % self.world_size
+                own = np.flatnonzero(deal(homes, counts) == rank)
+                rows = rows.take(own)
+            found = keep(kept, (step.first_unit, rank), (own + step.first_unit, rows), _KEPT_STEPS)
         return found  # type: ignore[no-any-return]
+
+    def _rows_of_job(self, start: int, stop: int) -> Rows:
+        """Returns units. Those of many steps are planned together: planning has a cost per source."""
+        kept = self._kept("units")
+        first, rows = kept.get("rows", (0, None))
+        if rows is None or not first <= start or stop > first + len(rows):
+            most = MOST_ROWS if self.is_endless else self.units.epoch_start(self.units.epoch_at(start) + 1)
+            ahead = min(max(_PLANNED_UNITS, _PLANNED_PER_SOURCE * self.num_sources), _MOST_PLANNED_UNITS)
+            first, rows = start, self.resolved_units.rows(start, max(stop, min(start + ahead, most)))
+            kept["rows"] = first, rows
+        return rows.take(slice(start - first, stop - first))  # type: ignore[no-any-return]
 
     def micro_batch(self, stream: int, epoch: int, number: int) -> MicroBatch:
         """Returns a micro-batch.

@@ -91,6 +91,26 @@ def call_in_context(index: int, seed: int, function: Callable[[Any], Any], argum
         entries.pop()
 
 
+def call_in_step(step: int, index: int, seed: int, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Returns function(argument), called in a `batch_context` and a `sample_context`; see `call_in_context`.
+
+    Args:
+        step: Number of the step, which is that of the batch.
+        index: As of `sample_context`.
+        seed: As of `sample_context`.
+        function: What to call.
+        argument: Its argument.
+
+    Raises:
+        Exception: Whatever the function raises.
+    """
+    _STACK.batches.append(step)
+    try:
+        return call_in_context(index, seed, function, argument)
+    finally:
+        _STACK.batches.pop()
+
+
 class batch_context:  # noqa: N801 - read as a statement: with batch_context(number)
     """Starts and ends the work on a batch, as a `with` block; the innermost counts.
 
