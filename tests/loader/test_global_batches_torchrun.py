@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,13 @@ loader.close()
 
 
 def torchrun(
-    processes: int, *arguments: Any, restarts: int = 0, **environment: str
+    python: str, processes: int, *arguments: Any, restarts: int = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     program = Path(str(arguments[1])) / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", str(program), *map(str, arguments)]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python, **environment}
     return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)
 
 
@@ -81,22 +80,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_blend(tmp_path_factory.mktemp("texts"))
 
 
-def test_a_killed_job_continues_on_other_numbers_of_ranks(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_job_continues_on_other_numbers_of_ranks(folder: Path, tmp_path: Path, warm_python: str) -> None:
     from tests.loader.test_global_batches import REFERENCE, Job
 
     expected = Job(folder / "blend.yaml", 1, 24, 24).run(REFERENCE)[0]
     out = tmp_path
-    killed = torchrun(4, folder, out, 6, 2)
+    killed = torchrun(warm_python, 4, folder, out, 6, 2)
     assert killed.returncode != 0
     assert json.loads((out / "checkpoint.json").read_text())["cursor"]["step"] == 2
-    assert torchrun(2, folder, out, 4, -1).returncode == 0
-    assert torchrun(3, folder, out, 6, -1).returncode == 0
+    assert torchrun(warm_python, 2, folder, out, 4, -1).returncode == 0
+    assert torchrun(warm_python, 3, folder, out, 6, -1).returncode == 0
     seen = steps_seen(out)
     assert {step: seen[step] for step in range(6)} == {step: expected[step] for step in range(6)}
 
 
-def test_ranks_that_differ_are_an_error(folder: Path, tmp_path: Path) -> None:
-    done = torchrun(2, folder, tmp_path, 2, -1, SIZE_1="48")
+def test_ranks_that_differ_are_an_error(folder: Path, tmp_path: Path, warm_python: str) -> None:
+    done = torchrun(warm_python, 2, folder, tmp_path, 2, -1, SIZE_1="48")
     assert done.returncode != 0
     assert "What differs: global_batch_size (24 and 48)" in done.stderr
     assert not list(tmp_path.glob("seen-*"))
