@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from tests.loader.dataset_folder import captioning_dataset
 
-BATCHES = 6
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, os, sys, time
@@ -47,6 +45,7 @@ def run(folder, place, until, hang):
         if len(batches) == until:
             break
 
+print(os.getpid(), flush=True)
 for line in sys.stdin:  # each run is a process of its own; only the imports, most of its time, are shared
     pid = os.fork()
     if pid == 0:
@@ -58,21 +57,22 @@ for line in sys.stdin:  # each run is a process of its own; only the imports, mo
 
 
 @pytest.fixture
-def runs() -> Iterator[subprocess.Popen[str]]:
+def runs(warm_python: str) -> Iterator[subprocess.Popen[str]]:
     """The process that starts the runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdin=pipe, stdout=pipe, text=True) as runs:
+    with subprocess.Popen([warm_python, "-c", PROGRAM], env=environment, stdin=pipe, stdout=pipe, text=True) as runs:
+        process = psutil.Process(answer(runs))
         yield runs
-        for left in psutil.Process(runs.pid).children():  # of a test that failed
+        for left in process.children():  # of a test that failed
             left.kill()
     assert runs.returncode == 0
 
 
-def start(runs: subprocess.Popen[str], folder: Path, place: Path, *, hang: bool) -> int:
+def start(runs: subprocess.Popen[str], folder: Path, place: Path, until: int, *, hang: bool) -> int:
     """Starts a run and returns its pid."""
     assert runs.stdin is not None
-    runs.stdin.write(json.dumps([str(folder), str(place), BATCHES, hang]) + "\n")
+    runs.stdin.write(json.dumps([str(folder), str(place), until, hang]) + "\n")
     runs.stdin.flush()
     return answer(runs)
 
@@ -88,13 +88,14 @@ def delivered(place: Path) -> int:
 
 
 @pytest.mark.timeout(240)
-def test_killed_after_every_batch(tmp_path: Path, runs: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize("until", [4, pytest.param(6, marks=pytest.mark.sweep)])
+def test_killed_after_every_batch(tmp_path: Path, runs: subprocess.Popen[str], until: int) -> None:
     folder = captioning_dataset(tmp_path / "data", count=30)
     straight, broken = tmp_path / "straight.json", tmp_path / "broken.json"
-    start(runs, folder, straight, hang=False)
+    start(runs, folder, straight, until, hang=False)
     assert answer(runs) == 0
-    for batches in range(1, BATCHES):
-        pid = start(runs, folder, broken, hang=True)
+    for batches in range(1, until):
+        pid = start(runs, folder, broken, until, hang=True)
         deadline = time.monotonic() + 100
         while delivered(broken) < batches:
             assert psutil.pid_exists(pid), "the program ended by itself"
@@ -103,6 +104,6 @@ def test_killed_after_every_batch(tmp_path: Path, runs: subprocess.Popen[str]) -
         os.kill(pid, signal.SIGKILL)
         assert answer(runs) == -signal.SIGKILL
         assert delivered(broken) == batches
-    start(runs, folder, broken, hang=False)
+    start(runs, folder, broken, until, hang=False)
     assert answer(runs) == 0
     assert json.loads(broken.read_text())["batches"] == json.loads(straight.read_text())["batches"]
