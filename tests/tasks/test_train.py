@@ -368,10 +368,11 @@ def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path
     assert "Traceback" not in refused.stderr + wrong.stderr
 
 
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["warm", "cold"])
 @pytest.mark.parametrize("program", [["train.py"], ["-m", "energon_dali", "train"]], ids=" ".join)
-def test_every_train_command_is_the_same(program: list[str], tmp_path: Path, warm_python: str) -> None:
+def test_every_train_command_is_the_same(program: list[str], warm: bool, tmp_path: Path, warm_python: str) -> None:
     arguments = ["--config-dir", str(CONF), *TINY, f"hydra.run.dir={tmp_path}", "trainer.max_steps=1"]
-    python = warm_python if program == ["train.py"] else sys.executable  # one that imports everything by itself
+    python = warm_python if warm else sys.executable  # which imports everything by itself
     done = subprocess.run([python, *program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
