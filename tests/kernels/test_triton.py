@@ -49,6 +49,13 @@ def test_interpreted_kernels_equal_their_references_bit_for_bit(extent: list[str
     assert all(line.endswith("comparisons, all equal") for line in lines)
 
 
-def test_kernels_compile_for_gpus_and_the_cpu_path_loads_no_triton(tmp_path: Path) -> None:
-    lines = run("tests.kernels.check_compile", TRITON_CACHE_DIR=str(tmp_path))
-    assert len(lines) == 16
+@pytest.mark.parametrize(
+    ("extent", "kernels"),
+    [(["--sample"], 8), pytest.param([], 16, marks=pytest.mark.sweep)],
+    ids=["sample", "whole"],
+)
+def test_kernels_compile_for_gpus_and_the_cpu_path_loads_no_triton(
+    extent: list[str], kernels: int, tmp_path: Path
+) -> None:
+    lines = run("tests.kernels.check_compile", *extent, TRITON_CACHE_DIR=str(tmp_path))
+    assert len(lines) == kernels
