@@ -356,6 +356,7 @@ def refusals(run: Run) -> None:
         note("dispatched iterator", lambda: next(prepared(iter(run.loader()))))
         note("sharded", lambda: next(prepared(run.loader(), dispatch_batches=False)))
         note("split", lambda: next(prepared(run.loader(), dispatch_batches=False, split_batches=True)))
+        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # torch waits as long for each worker, then ends it
         workers = DataLoader(LoaderIterableDataset(run.loader()), batch_size=None, num_workers=2)
         note("worker processes", lambda: next(iter(workers)))
     accelerator.register_for_checkpointing(run.loader())
