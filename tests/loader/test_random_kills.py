@@ -15,7 +15,7 @@ from tests.loader.killed_run import open_loader, run
 
 @pytest.mark.usefixtures("warm_fork_server")
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kills", [9, pytest.param(50, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.sweep)])
 def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     """SIGKILL many times in a row: while workers start, a state is restored or written, or batches arrive."""
     for name, count in (("one", 40), ("two", 25)):
