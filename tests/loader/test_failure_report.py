@@ -30,6 +30,7 @@ from energon_dali.loader.loader_state import merge_states, split_state
 from tests.loader.dataset_folder import prepare, write_shards
 
 COUNT = 24
+ROOT = Path(__file__).parents[2]
 
 
 class Encoder(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -125,7 +126,8 @@ def test_the_report_can_be_turned_off(
     assert not reports(caplog)
 
 
-def test_a_program_that_just_ends_tells_it_too(folder: Path) -> None:
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["warm", "cold"])
+def test_a_program_that_just_ends_tells_it_too(folder: Path, warm: bool, warm_python: str) -> None:
     """Trainers rarely close a loader, and training rarely ends an epoch."""
     program = (
         "import sys\n"
@@ -135,7 +137,8 @@ def test_a_program_that_just_ends_tells_it_too(folder: Path) -> None:
         "batches = iter(loader)\n"
         "[next(batches) for _ in range(4)]\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120)
+    command = [warm_python if warm else sys.executable, "-c", program, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("dropped so far because of failures:") == 1
     found = read_text(done.stderr)
