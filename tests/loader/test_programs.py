@@ -183,7 +183,7 @@ def test_a_prompt(marker: str) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("rank_work", [False, True])
+@pytest.mark.parametrize("rank_work", sampled([False, True], 2))
 def test_ctrl_c(marker: str, rank_work: bool) -> None:
     body = (
         ENDLESS
@@ -220,7 +220,7 @@ def test_ctrl_c_that_nobody_catches(marker: str) -> None:
     assert process.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", sampled(["fork", "spawn"], 2))
 def test_sigterm_that_the_trainer_handles(marker: str, method: str) -> None:
     body = f"""
 import multiprocessing, signal
@@ -246,7 +246,7 @@ say(len(got), got[-2:])
     assert (out, err) == ("heard\n42 [-15, -15]\n", "")
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", sampled([signal.SIGKILL, signal.SIGTERM], 2))
 def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
     body = ENDLESS + "next(iter(loader))\nsay(*loader._prefetcher._processes.pids)\nfor _ in loader: pass"
     process = start(marker, script(marker, body, True, "spawn" if end == signal.SIGKILL else "fork"))
@@ -258,7 +258,7 @@ def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
     assert wait_until(lambda: not alive(marker), 2.0)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", sampled(["fork", "spawn"], 2))
 def test_the_trainer_is_killed_while_workers_are_busy(marker: str, method: str) -> None:
     body = f"""
 loader = build(lengths=(9, 9), method="{method}", mishap=Mishap(1, 0, "hang"))
@@ -303,7 +303,7 @@ with RunningTime() as passed:
 
 
 @pytest.mark.parametrize(
-    "ending", sampled(["pass", "raise SystemExit(3)", "1 / 0", "del loader; import gc; gc.collect()"], 2)
+    "ending", sampled(["pass", "raise SystemExit(3)", "1 / 0", "del loader; import gc; gc.collect()"], 4)
 )
 def test_a_program_that_ends_in_the_middle(marker: str, ending: str) -> None:
     body = ENDLESS + f"for batch in loader:\n    break\nsay('half way')\n{ending}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.loader.test_programs import ENDLESS, PROGRAM, TWO_EPOCHS, alive, marker, start
+from tests.part import sampled
 from tests.running_time import wait_until
 
 __all__ = ["marker"]
@@ -57,7 +58,7 @@ except KeyboardInterrupt:
     assert (out, err, process.returncode) == ("interrupted True\n1 True\n", "", 0)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", sampled(["fork", "spawn"], 2))
 def test_the_trainer_is_killed_while_workers_are_busy(marker: str, method: str) -> None:
     body = f"""
 loader = build(lengths=(9, 9), rank_work=True, method="{method}", make=lambda s, e, p: (s, e, p),
