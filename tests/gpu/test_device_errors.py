@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,8 @@ if __name__ == "__main__":
 )
 
 
-def test_the_decoder_says_that_the_device_failed(where: Where, observe: Observations) -> None:
-    done = run_program(DECODER, where.kind)
+def test_the_decoder_says_that_the_device_failed(where: Where, observe: Observations, warm_python: str) -> None:
+    done = run_program(DECODER, where.kind, python=warm_python if where.kind == "cpu" else sys.executable)
     lines = done.stdout.splitlines()
     observe(ending=ending_of(done), printed=lines, log=done.stderr[-1500:])
     assert lines[0] == "32", done.stderr[-2000:]

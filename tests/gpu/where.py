@@ -69,10 +69,12 @@ def values_of(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> list[Any]
     return [outcome.value for outcome in outcomes if isinstance(outcome, Decoded)]
 
 
-def run_program(code: str, *arguments: str, timeout_seconds: int = 110) -> subprocess.CompletedProcess[str]:
+def run_program(
+    code: str, *arguments: str, python: str = sys.executable, timeout_seconds: int = 110
+) -> subprocess.CompletedProcess[str]:
     """Runs a program in its own process; it may end in any way."""
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout_seconds, cwd=ROOT
+        [python, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout_seconds, cwd=ROOT
     )
 
 
