@@ -2,7 +2,9 @@
 
     python -m tests.kernels.check_compile [--sample]
 
-With --sample, every kernel is compiled for one of the GPUs. It first runs every operation on the CPU, and fails if one of them loads Triton.
+With --sample, every kernel is compiled for one of the GPUs.
+
+It first runs every operation on the CPU, and fails if one of them loads Triton.
 """
 
 from __future__ import annotations
