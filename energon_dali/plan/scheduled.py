@@ -194,7 +194,7 @@ class ScheduledBlendPlan(Mixture):
     def _parts(self, start: int, stop: int, point: WeightPoint) -> list[_Segment]:
         """Returns the segments from a unit to another, between which the weights of a point hold or move."""
         key = (SCHEDULE, self.seed, start)
-        first = _as_integers(self._shares_at(start))
+        first = _as_integers(self._shares_at(start, point))
         if point.towards is None:
             return [_Segment(start, stop, Draws(np.cumsum(first).tolist(), MODULUS, key))]
         end = self.unit_of(point.towards.step)  # weights that were set may begin before it
