@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from energon_dali.loader.statistics import LoaderStatistics
@@ -24,8 +25,8 @@ class MetricDeclaration:
     """"seconds", "bytes" or "ratio"; "" counts what the name says."""
     description: str
     """One sentence."""
-    samples: Callable[[LoaderStatistics], Iterable[Sample]]
-    """Returns the values; none if there is nothing to say."""
+    value: Callable[[LoaderStatistics], float | Mapping[str, float] | None]
+    """Returns the value, or values by label; None if there is nothing to say."""
     labels: tuple[str, ...] = ()
     """Names of its labels, other than the loader and its rank."""
 
@@ -34,172 +35,149 @@ class MetricDeclaration:
         """The name with prefix and unit, as Prometheus wants it; Prometheus adds "_total" to counters."""
         return "_".join(filter(None, ("energon_dali", self.name, self.unit)))
 
-
-def _one(value: float | None) -> Iterable[Sample]:
-    return [] if value is None else [((), float(value))]
-
-
-def _by_name(values: Mapping[str, float]) -> Iterable[Sample]:
-    return [((name,), float(value)) for name, value in sorted(values.items())]
-
-
-def _column(table: Mapping[str, Mapping[str, float]], column: str) -> Iterable[Sample]:
-    return [((name,), float(row[column])) for name, row in sorted(table.items()) if column in row]
+    def samples(self, statistics: LoaderStatistics) -> list[Sample]:
+        """Returns the values with their labels; none if there is nothing to say."""
+        found = self.value(statistics)
+        if isinstance(found, Mapping):
+            return [((name,), float(value)) for name, value in sorted(found.items())]
+        return [] if found is None else [((), float(found))]
 
 
-def _prefixed(statistics: LoaderStatistics, prefix: str) -> Iterable[Sample]:
-    counts = statistics.counts
-    return _by_name({name[len(prefix) :]: counts[name] for name in counts if name.startswith(prefix)})
+def _counter(
+    name: str,
+    value: str | Callable[[LoaderStatistics], float | Mapping[str, float] | None],
+    description: str,
+    unit: str = "",
+    *labels: str,
+) -> MetricDeclaration:
+    """Declares a counter: an entry of `LoaderStatistics.counts` by its name, or another value."""
+    if isinstance(value, str):
+        _DECLARED_COUNTERS.add(value)
+        value = partial(_count, value)
+    return MetricDeclaration(name, "counter", unit, description, value, labels)
 
 
-def _counter(name: str, counter: str, description: str, unit: str = "", *, always: bool = False) -> MetricDeclaration:
-    """Declares a metric that is one entry of `LoaderStatistics.counts`."""
-    _DECLARED_COUNTERS.add(counter)
-
-    def samples(statistics: LoaderStatistics) -> Iterable[Sample]:
-        return _one(statistics.counts.get(counter, 0 if always else None))
-
-    return MetricDeclaration(name, "counter", unit, description, samples)
+def _count(counter: str, statistics: LoaderStatistics) -> float | None:
+    return statistics.counts.get(counter, 0 if counter in _ALWAYS else None)
 
 
-def _others(statistics: LoaderStatistics) -> Iterable[Sample]:
-    return _by_name(
-        {
-            name: count
-            for name, count in statistics.counts.items()
-            if name not in _DECLARED_COUNTERS and not name.startswith(("skipped.", "failed."))
-        }
-    )
+def _column(table: Mapping[str, Mapping[str, float]], column: str) -> dict[str, float]:
+    return {name: row[column] for name, row in table.items() if column in row}
 
 
+def _prefixed(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {name[len(prefix) :]: count for name, count in counts.items() if name.startswith(prefix)}
+
+
+def _others(statistics: LoaderStatistics) -> dict[str, float]:
+    return {
+        name: count
+        for name, count in statistics.counts.items()
+        if name not in _DECLARED_COUNTERS and not name.startswith(("skipped.", "failed."))
+    }
+
+
+_ALWAYS = frozenset({"samples.read", "bytes.read"})
+"""Counters that are 0 until something is counted; the others have no value until then."""
 _DECLARED_COUNTERS = {"samples.skipped", "samples.failed"}
 """Entries of `LoaderStatistics.counts` that have a metric of their own, or are the sum of one."""
 
 DECLARATIONS: tuple[MetricDeclaration, ...] = (
-    MetricDeclaration("batches", "counter", "", "Batches delivered to the trainer.", lambda s: _one(s.batches)),
-    MetricDeclaration(
+    _counter("batches", lambda s: s.batches, "Batches delivered to the trainer."),
+    _counter(
         "trainer_blocked",
-        "counter",
-        "seconds",
+        lambda s: s.blocked_seconds,
         "Time that the trainer waited for batches after the first.",
-        lambda s: _one(s.blocked_seconds),
+        "seconds",
     ),
-    MetricDeclaration(
-        "elapsed", "counter", "seconds", "Time since the first batch was asked for.", lambda s: _one(s.elapsed_seconds)
-    ),
+    _counter("elapsed", lambda s: s.elapsed_seconds, "Time since the first batch was asked for.", "seconds"),
     MetricDeclaration(
         "first_batch",
         "gauge",
         "seconds",
         "Time that the trainer waited for the first batch.",
-        lambda s: _one(s.first_batch_seconds),
+        lambda s: s.first_batch_seconds,
     ),
     MetricDeclaration(
         "queue_occupancy",
         "gauge",
         "ratio",
         "Mean share of the queue that was full when a batch was taken, 0 to 1.",
-        lambda s: _one(s.queue_occupancy),
+        lambda s: s.queue_occupancy,
     ),
-    MetricDeclaration(
-        "stage",
-        "counter",
-        "seconds",
-        "Time at work per stage, summed over all processes.",
-        lambda s: _by_name(s.stage_seconds),
-        ("stage",),
+    _counter(
+        "stage", lambda s: s.stage_seconds, "Time at work per stage, summed over all processes.", "seconds", "stage"
     ),
-    _counter("samples_read", "samples.read", "Samples read.", always=True),
-    _counter("read", "bytes.read", "Bytes of the parts that were read.", "bytes", always=True),
-    MetricDeclaration(
+    _counter("samples_read", "samples.read", "Samples read."),
+    _counter("read", "bytes.read", "Bytes of the parts that were read.", "bytes"),
+    _counter(
         "samples_skipped",
-        "counter",
-        "",
+        lambda s: _prefixed(s.counts, "skipped."),
         "Samples that a stage dropped on purpose.",
-        lambda s: _prefixed(s, "skipped."),
-        ("stage",),
-    ),
-    MetricDeclaration(
-        "samples_failed",
-        "counter",
         "",
+        "stage",
+    ),
+    _counter(
+        "samples_failed",
+        lambda s: _prefixed(s.counts, "failed."),
         "Samples that were dropped because a stage failed.",
-        lambda s: _prefixed(s, "failed."),
-        ("stage",),
+        "",
+        "stage",
     ),
-    MetricDeclaration(
-        "media_parts", "counter", "", "Images and clips by decode route.", lambda s: _by_name(s.routes), ("route",)
-    ),
+    _counter("media_parts", lambda s: s.routes, "Images and clips by decode route.", "", "route"),
     _counter("blocks", "blocks", "Blocks that came from worker processes."),
-    MetricDeclaration(
-        "blocks", "counter", "bytes", "Bytes that came from worker processes.", lambda s: _one(s.block_bytes)
-    ),
+    _counter("blocks", lambda s: s.block_bytes, "Bytes that came from worker processes.", "bytes"),
     _counter("decode_process_batches", "decode_process.batches", "Batches that came from the decode process."),
     _counter("decode_process", "decode_process.bytes", "Bytes that came from the decode process.", "bytes"),
-    MetricDeclaration(
+    _counter(
         "blend_samples",
-        "counter",
-        "",
-        "Samples drawn from each dataset of a blend.",
         lambda s: _column(s.blend, "samples"),
-        ("dataset",),
+        "Samples drawn from each dataset of a blend.",
+        "",
+        "dataset",
     ),
-    MetricDeclaration(
+    _counter(
         "blend_units",
-        "counter",
-        "",
-        "Units, such as tokens, drawn from each dataset of a blend with blend_by.",
         lambda s: _column(s.blend, "units"),
-        ("dataset",),
-    ),
-    MetricDeclaration(
-        "storage_retries",
-        "counter",
+        "Units, such as tokens, drawn from each dataset of a blend with blend_by.",
         "",
-        "Requests for data that were repeated.",
-        lambda s: _by_name(s.retries),
-        ("store",),
+        "dataset",
     ),
-    MetricDeclaration(
-        "storage_requests",
-        "counter",
-        "",
-        "Requests for data of remote storage and slow disks.",
-        lambda s: _one(s.requests.get("requests")),
+    _counter("storage_retries", lambda s: s.retries, "Requests for data that were repeated.", "", "store"),
+    _counter(
+        "storage_requests", lambda s: s.requests.get("requests"), "Requests for data of remote storage and slow disks."
     ),
-    MetricDeclaration(
+    _counter(
         "storage_wanted",
-        "counter",
-        "bytes",
+        lambda s: s.requests.get("bytes_wanted"),
         "Bytes that samples wanted of remote storage and slow disks.",
-        lambda s: _one(s.requests.get("bytes_wanted")),
-    ),
-    MetricDeclaration(
-        "storage_fetched",
-        "counter",
         "bytes",
+    ),
+    _counter(
+        "storage_fetched",
+        lambda s: s.requests.get("bytes_fetched"),
         "Bytes that were fetched from remote storage and slow disks.",
-        lambda s: _one(s.requests.get("bytes_fetched")),
+        "bytes",
     ),
     MetricDeclaration(
         "storage_requests_in_flight",
         "gauge",
         "",
         "Mean number of requests at the same time since the first batch was asked for.",
-        lambda s: _one(s.requests.get("in_flight")),
+        lambda s: s.requests.get("in_flight"),
     ),
     _counter("shard_cache_hits", "shard_cache.hits", "Blocks that the shard cache had."),
     _counter("shard_cache_misses", "shard_cache.misses", "Blocks that the shard cache had to fetch."),
     _counter("shard_cache_local", "shard_cache.bytes_local", "Bytes that the shard cache had.", "bytes"),
     _counter("shard_cache_remote", "shard_cache.bytes_remote", "Bytes that the shard cache fetched.", "bytes"),
     _counter("shard_cache_evicted", "shard_cache.evicted_bytes", "Bytes that the shard cache evicted.", "bytes"),
-    MetricDeclaration("events", "counter", "", "All other counters of the loader, by name.", _others, ("event",)),
+    _counter("events", _others, "All other counters of the loader, by name.", "", "event"),
     MetricDeclaration(
         "gpu_memory",
         "gauge",
         "bytes",
         "GPU memory of this process, as torch sees it: allocated, reserved, and their peaks.",
-        lambda s: _by_name(s.gpu_memory_bytes),
+        lambda s: s.gpu_memory_bytes,
         ("kind",),
     ),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 NumberT = TypeVar("NumberT", int, float)
 _SHOWN_FAILURES = 10
+_TRAINER = ("blocked_seconds", "blocked_share", "first_batch_seconds", "elapsed_seconds", "batches", "queue_occupancy")
+"""What `as_dict` has of the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +100,9 @@ class LoaderStatistics:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything as plain values."""
-        return {
-            "trainer": {
-                "blocked_seconds": self.blocked_seconds,
-                "blocked_share": self.blocked_share,
-                "first_batch_seconds": self.first_batch_seconds,
-                "elapsed_seconds": self.elapsed_seconds,
-                "batches": self.batches,
-                "queue_occupancy": self.queue_occupancy,
-            },
-            "stage_seconds": dict(self.stage_seconds),
-            "routes": dict(self.routes),
-            "block_bytes": self.block_bytes,
-            "blend": {name: dict(row) for name, row in self.blend.items()},
-            "retries": dict(self.retries),
-            "requests": dict(self.requests),
-            "counts": dict(self.counts),
-            "failures": list(self.failures),
-            "failure_kinds": dict(self.failure_kinds),
-            "failure_examples": dict(self.failure_examples),
-            "gpu_memory_bytes": dict(self.gpu_memory_bytes),
-        }
+        plain = asdict(self)
+        trainer = {name: getattr(self, name) for name in _TRAINER}
+        return {"trainer": trainer, **{name: value for name, value in plain.items() if name not in _TRAINER}}
 
     def __getitem__(self, name: str) -> Any:
         return self.as_dict()[name]
