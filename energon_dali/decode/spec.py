@@ -55,25 +55,6 @@ DEFAULT_MAX_PIXELS = 178_956_970
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 """Default for the largest encoded image."""
 
-_FORMS: dict[str, tuple[Container, ImageMode, ImageDtype]] = {
-    "l8": ("numpy", "L", "uint8"),
-    "rgb8": ("numpy", "RGB", "uint8"),
-    "rgba8": ("numpy", "RGBA", "uint8"),
-    "l": ("numpy", "L", "float32"),
-    "rgb": ("numpy", "RGB", "float32"),
-    "rgba": ("numpy", "RGBA", "float32"),
-    "torchl8": ("torch", "L", "uint8"),
-    "torchrgb8": ("torch", "RGB", "uint8"),
-    "torchrgba8": ("torch", "RGBA", "uint8"),
-    "torchl": ("torch", "L", "float32"),
-    "torchrgb": ("torch", "RGB", "float32"),
-    "torch": ("torch", "RGB", "float32"),
-    "torchrgba": ("torch", "RGBA", "float32"),
-    "pill": ("pil", "L", "uint8"),
-    "pil": ("pil", "RGB", "uint8"),
-    "pilrgb": ("pil", "RGB", "uint8"),
-    "pilrgba": ("pil", "RGBA", "uint8"),
-}
 _DTYPES: dict[str, tuple[str, ...]] = {
     "torch": ("uint8", "float32", "float16", "bfloat16"),
     "numpy": ("uint8", "float32", "float16"),
@@ -130,12 +111,12 @@ class ImageSpec:
     """Whether the filter is widened when the image shrinks."""
 
     def __post_init__(self) -> None:
-        if self.image_decode not in _FORMS:
+        if self.image_decode not in IMAGE_DECODE_NAMES:
             raise ConfigError(
                 f"image_decode={self.image_decode!r} is unknown. A name says container, dtype and channels, as in "
                 f"webdataset. Choose one of {', '.join(IMAGE_DECODE_NAMES)}."
             )
-        container, mode, dtype = _FORMS[self.image_decode]
+        container, mode, dtype = _form_of(self.image_decode)
         _store(self, container=container, mode=mode, channels=len(mode))
         _store(self, operations=_checked_operations(self.operations))
         if self.front_end is not None:
@@ -241,6 +222,14 @@ class EncodedImage(Protocol):
 def _store(spec: ImageSpec, **values: object) -> None:
     for name, value in values.items():
         object.__setattr__(spec, name, value)
+
+
+def _form_of(name: str) -> tuple[Container, ImageMode, ImageDtype]:
+    """Returns (container, channels, dtype) of an `image_decode` name, such as "torchrgb8"."""
+    container: Container = "torch" if name.startswith("torch") else "pil" if name.startswith("pil") else "numpy"
+    rest = name.removeprefix(container)
+    mode: ImageMode = "L" if rest.startswith("l") else "RGBA" if rest.startswith("rgba") else "RGB"
+    return container, mode, "uint8" if container == "pil" or rest.endswith("8") else "float32"
 
 
 def _checked_operations(operations: object) -> tuple[Operation, ...]:

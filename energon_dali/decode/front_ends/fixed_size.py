@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -130,9 +131,7 @@ class FixedSize(FrontEnd):
             if _pair(pad_size) not in (None, final):
                 raise config.error(f"pad_size={pad_size} pads images of {final}, which is not supported")
         return cls(
-            values=config.take_values(mean=default.mean, std=default.std),
-            filter=config.take_filter(default.filter),
-            convert_rgb=config.take_flag("do_convert_rgb", default.convert_rgb),
+            **take_conversion(config, default.mean, default.std, default.filter, rgb=default.convert_rgb),
             size=pair,
             shortest_edge=shortest,
             crop=crop,

@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.layout import VideoLayout, View
 from energon_dali.decode.front_ends.qwen_video import frames_at_steps
 from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.shared_fields import take_conversion, take_pair, take_texts
 from energon_dali.decode.front_ends.video_front_end import (
     VideoFrontEnd,
     frame_sampling,
@@ -46,12 +47,7 @@ class FrameVideo(VideoFrontEnd):
             ConfigError: It is something else, or frames are cropped.
         """
         config.require("do_center_crop", False, "frames of videos are not cropped")
-        size = config.take_size("size", {"height": 384, "width": 384})
-        if not config.take_flag("do_resize", True):
-            return None
-        if size.keys() != {"height", "width"}:
-            raise config.error(f"size={size} is not a height and a width")
-        return size["height"], size["width"]
+        return take_pair(config, 384)
 
     @abstractmethod
     def tokens(self, frames: int) -> int:
@@ -73,9 +69,6 @@ class FrameVideo(VideoFrontEnd):
                 canvas[None].flatten(2), self.torch_dtype, channel_axis=1, out=values[number, None].flatten(2)
             )
         return values
-
-    def video_text(self, layout: VideoLayout) -> str:
-        return self.video_token * layout.num_tokens
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
@@ -105,8 +98,7 @@ class LlavaOnevisionVideo(FrameVideo):
     def from_config(cls, config: ProcessorConfig) -> Self:
         take_unused(config)
         return cls(
-            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
-            filter=config.take_filter("bicubic"),
+            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
             size=cls.take_size(config),
             video_token=config.outer_text("video_token", cls.video_token),
             num_image_tokens=config.outer_integer("num_image_tokens", cls.num_image_tokens, least=1),
@@ -155,13 +147,9 @@ class InternVLVideo(FrameVideo):
     def from_config(cls, config: ProcessorConfig) -> Self:
         take_unused(config)
         return cls(
-            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
-            filter=config.take_filter("bicubic"),
+            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
             size=cls.take_size(config),
-            video_token=config.outer_text("video_token", cls.video_token),
-            image_token=config.outer_text("image_token", cls.image_token),
-            start_image_token=config.outer_text("start_image_token", cls.start_image_token),
-            end_image_token=config.outer_text("end_image_token", cls.end_image_token),
+            **take_texts(config, cls, "video_token", "image_token", "start_image_token", "end_image_token"),
             tile_tokens=config.outer_integer("image_seq_length", cls.tile_tokens, least=1),
             initial_shift=_initial_shift(config),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),

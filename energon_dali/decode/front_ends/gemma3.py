@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
+from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
+from energon_dali.decode.front_ends.shared_fields import take_pair
 from energon_dali.errors import ConfigError, DecodeError
 
-_HALF = (0.5, 0.5, 0.5)
 _PROCESSOR_DEFAULTS = {
     "do_pan_and_scan": False,
     "pan_and_scan_min_crop_size": 256,
@@ -69,12 +70,7 @@ class Gemma3(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"height": 224, "width": 224})
-        pair: tuple[int, int] | None = None
-        if config.take_flag("do_resize", True):
-            if size.keys() != {"height", "width"}:
-                raise config.error(f"size={size} is not a height and a width")
-            pair = (size["height"], size["width"])
+        pair = take_pair(config, 224)
         given = {name: config.take(name) for name in _PROCESSOR_DEFAULTS}
         if config.outer:
             passed = config.outer.get("images_kwargs")
@@ -89,7 +85,7 @@ class Gemma3(FrontEnd):
         scan = ProcessorConfig({**given, "image_processor_type": config.type_name})
         own_length = config.take_integer("image_seq_length", cls.image_seq_length)
         return cls(
-            values=config.take_values(mean=_HALF, std=_HALF),
+            values=config.take_values(mean=HALF, std=HALF),
             filter=config.take_filter("bilinear"),
             convert_rgb=config.take_flag("do_convert_rgb", True) or bool(config.outer),
             size=pair,

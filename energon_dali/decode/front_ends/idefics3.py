@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
+from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.shared_fields import take_conversion, take_texts
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
-_HALF = (0.5, 0.5, 0.5)
 _LONGEST_EDGE = 4096
 """The longer side after the first resampling is never longer."""
 _DEFAULT_TOKENS = {"Idefics3ImageProcessor": 169, "SmolVLMImageProcessor": 64}
@@ -71,17 +72,14 @@ class Idefics3(FrontEnd):
             raise config.error(f"size={size} is neither a longest_edge nor a height and a width")
         longest = size.get("longest_edge")
         return cls(
-            values=config.take_values(mean=_HALF, std=_HALF),
-            filter=config.take_filter("lanczos"),
-            convert_rgb=config.take_flag("do_convert_rgb", True),
+            **take_conversion(config, HALF, HALF, "lanczos"),
             tile_size=tile["longest_edge"],
             longest_edge=longest if resizes else None,
             size=pair if resizes and longest is None else None,
             splits=config.take_flag("do_image_splitting", True),
             image_seq_len=config.outer_integer("image_seq_len", _DEFAULT_TOKENS[config.type_name], least=1),
             returns_rows=config.take_flag("return_row_col_info", False),
-            image_token=config.outer_text("image_token", cls.image_token),
-            fake_image_token=config.outer_text("fake_image_token", cls.fake_image_token),
+            **take_texts(config, cls, "image_token", "fake_image_token"),
             global_image_token=config.outer_text(
                 "global_image_token", config.outer_text("global_image_tag", cls.global_image_token)
             ),

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, finite_number
+from energon_dali.decode.front_ends.shared_fields import take_conversion, take_pair
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
     from energon_dali.decode.front_ends.resampling import Pixels
 
-_HALF = (0.5, 0.5, 0.5)
 _CLUSTERS = "a list of colours of three numbers, as do_color_quantize is set"
 
 
@@ -44,12 +45,7 @@ class ImageGPT(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"height": 256, "width": 256}, square=True)
-        pair: tuple[int, int] | None = None
-        if config.take_flag("do_resize", True):
-            if size.keys() != {"height", "width"}:
-                raise config.error(f"size={size} is not a height and a width")
-            pair = (size["height"], size["width"])
+        pair = take_pair(config, 256, square=True)
         colours = config.take("clusters")
         clusters: tuple[tuple[float, ...], ...] | None = None
         if config.take_flag("do_color_quantize", True):
@@ -59,9 +55,7 @@ class ImageGPT(FrontEnd):
             if not clusters:
                 raise config.invalid("clusters", colours, _CLUSTERS)
         return cls(
-            values=config.take_values(mean=_HALF, std=_HALF),
-            filter=config.take_filter("bilinear"),
-            convert_rgb=config.take_flag("do_convert_rgb", False),
+            **take_conversion(config, HALF, HALF, "bilinear", rgb=False),
             size=pair,
             clusters=clusters,
         )

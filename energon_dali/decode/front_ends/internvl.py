@@ -13,6 +13,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, requi
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.shared_fields import height_and_width, take_conversion, take_texts
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
@@ -53,8 +54,7 @@ class InternVL(FrontEnd):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 384, "width": 384}, square=True)
-        if size.keys() != {"height", "width"}:
-            raise config.error(f"size={size} is not a height and a width")
+        tile_size = height_and_width(config, size)
         outer = config.outer
         around = outer.get("processor_class")
         if around not in (None, "InternVLProcessor"):
@@ -65,18 +65,14 @@ class InternVL(FrontEnd):
         # InternVL's processor cuts images whatever its image processor says.
         tiles = config.take_flag("crop_to_patches", False) or around is not None
         return cls(
-            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
-            filter=config.take_filter("bicubic"),
-            convert_rgb=config.take_flag("do_convert_rgb", True),
-            tile_size=(size["height"], size["width"]),
+            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+            tile_size=tile_size,
             tiles=tiles,
             min_tiles=config.take_integer("min_patches", 1, most=_MOST_TILES),
             max_tiles=config.take_integer("max_patches", 12, most=_MOST_TILES),
             tile_tokens=config.outer_integer("image_seq_length", 256, least=1),
             resizes=config.take_flag("do_resize", True),
-            image_token=config.outer_text("image_token", cls.image_token),
-            start_image_token=config.outer_text("start_image_token", cls.start_image_token),
-            end_image_token=config.outer_text("end_image_token", cls.end_image_token),
+            **take_texts(config, cls, "image_token", "start_image_token", "end_image_token"),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:

@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ class Mllama(FrontEnd):
         if around not in (None, "MllamaProcessor"):
             raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
         return cls(
-            values=config.take_values(mean=HALF, std=HALF),
-            filter=config.take_filter("bilinear"),
-            convert_rgb=config.take_flag("do_convert_rgb", True),
+            **take_conversion(config, HALF, HALF, "bilinear"),
             tile_size=size["height"],
             max_tiles=max_tiles,
             image_token=config.outer_text("image_token", cls.image_token),

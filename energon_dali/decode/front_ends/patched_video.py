@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.layout import VideoLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.qwen2_vl import check_patches, check_pixels, take_patches, take_pixels
+from energon_dali.decode.front_ends.qwen2_vl import (
+    check_patches,
+    check_pixels,
+    check_whole_blocks,
+    take_patches,
+    take_pixels,
+)
 from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
-from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
     import torch
@@ -59,14 +65,9 @@ class PatchedVideo(VideoFrontEnd):
         """
 
     def frames_layout(self, width: int, height: int, frames: tuple[int, ...], total: int, fps: float) -> VideoLayout:
-        if self.resizes:
-            out_height, out_width = self.resized(len(frames), height, width)
-        else:
-            block, (out_height, out_width) = self.patch_size * self.merge_size, (height, width)
-            if height % block or width % block:
-                raise DecodeError(
-                    f"The processor does not resize, and {width} x {height} pixels are not multiples of {block}"
-                )
+        if not self.resizes:
+            check_whole_blocks(height, width, self.patch_size * self.merge_size)
+        out_height, out_width = self.resized(len(frames), height, width) if self.resizes else (height, width)
         rows, columns = out_height // self.patch_size, out_width // self.patch_size
         groups = -(-len(frames) // self.temporal_patch_size)
         return VideoLayout(
@@ -97,9 +98,6 @@ class PatchedVideo(VideoFrontEnd):
         if filled < size:
             values[-1, :, :, filled:] = values[-1, :, :, filled - 1 : filled]
         return values.view(groups * rows * columns, -1)
-
-    def video_text(self, layout: VideoLayout) -> str:
-        return self.video_token * layout.num_tokens
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
@@ -132,8 +130,7 @@ def take_patch_fields(
         ConfigError: A value is not supported.
     """
     return {
-        "values": config.take_values(mean=mean, std=std),
-        "filter": config.take_filter("bicubic"),
+        **take_conversion(config, mean, std, "bicubic", rgb=None),
         "min_pixels": pixels[0],
         "max_pixels": pixels[1],
         **take_patches(config, patch_size),

@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA
+from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ class Qwen2VL(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         min_pixels, max_pixels = take_pixel_range(config, cls.default_pixels)
         return cls(
-            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
-            filter=config.take_filter("bicubic"),
-            convert_rgb=config.take_flag("do_convert_rgb", True),
+            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             **take_patches(config, 14),
@@ -81,14 +80,9 @@ class Qwen2VL(FrontEnd):
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        if self.resizes:
-            out_height, out_width = self.resized(height, width)
-        else:
-            block, (out_height, out_width) = self.patch_size * self.merge_size, (height, width)
-            if height % block or width % block:
-                raise DecodeError(
-                    f"The processor does not resize, and {width} x {height} pixels are not multiples of {block}"
-                )
+        if not self.resizes:
+            check_whole_blocks(height, width, self.patch_size * self.merge_size)
+        out_height, out_width = self.resized(height, width) if self.resizes else (height, width)
         rows, columns = out_height // self.patch_size, out_width // self.patch_size
         return ImageLayout(
             height, width, (View(out_height, out_width),), rows * columns // self.merge_size**2, (1, rows, columns)
@@ -195,6 +189,16 @@ def check_patches(front_end: object) -> None:
             raise ConfigError(
                 f"{type(front_end).__name__}({name}={value!r}) is invalid: it must be a whole number of at least 1."
             )
+
+
+def check_whole_blocks(height: int, width: int, block: int) -> None:
+    """Checks that the sides of what is not resized are multiples of a block.
+
+    Raises:
+        DecodeError: They are not.
+    """
+    if height % block or width % block:
+        raise DecodeError(f"The processor does not resize, and {width} x {height} pixels are not multiples of {block}")
 
 
 def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
 from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
 from energon_dali.decode.front_ends.qwen2_vl import smart_resize, take_pixel_range
+from energon_dali.decode.front_ends.shared_fields import take_texts
 from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused, word_tokens
 from energon_dali.errors import DecodeError
 
@@ -54,10 +55,7 @@ class Qwen2VLVideo(PatchedVideo):
         return cls(
             **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
             video_token=config.outer_text("video_token", cls.video_token),
-            min_frames=config.take_integer("min_frames", 4),
-            max_frames=config.take_integer("max_frames", 768),
-            cap_pixels_per_frame=config.take_flag("cap_pixels_per_frame", False),
-            max_video_tokens=config.take_integer("max_video_tokens", 128000),
+            **_take_limits(config, 128000),
             gives_seconds=config.outer.get("processor_class") != "Qwen2VLProcessor",
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
@@ -129,13 +127,8 @@ class Qwen3VLVideo(PatchedVideo):
         take_unused(config, "max_image_size", "max_duration")
         return cls(
             **take_patch_fields(config, pixels, mean=HALF, std=HALF, patch_size=16),
-            video_token=config.outer_text("video_token", cls.video_token),
-            vision_start_token=config.outer_text("vision_start_token", cls.vision_start_token),
-            vision_end_token=config.outer_text("vision_end_token", cls.vision_end_token),
-            min_frames=config.take_integer("min_frames", 4),
-            max_frames=config.take_integer("max_frames", 768),
-            cap_pixels_per_frame=config.take_flag("cap_pixels_per_frame", False),
-            max_video_tokens=config.take_integer("max_video_tokens", 768),
+            **take_texts(config, cls, "video_token", "vision_start_token", "vision_end_token"),
+            **_take_limits(config, 768),
             **frame_sampling(config, num_frames=None, fps=2.0, samples=True),
         )
 
@@ -172,6 +165,15 @@ class Qwen3VLVideo(PatchedVideo):
             last = min(first + size, len(seconds)) - 1
             times.append(f"<{(seconds[first] + seconds[last]) / 2:.1f} seconds>")
         return times
+
+
+def _take_limits(config: ProcessorConfig, max_video_tokens: int) -> dict[str, Any]:
+    return {
+        "min_frames": config.take_integer("min_frames", 4),
+        "max_frames": config.take_integer("max_frames", 768),
+        "cap_pixels_per_frame": config.take_flag("cap_pixels_per_frame", False),
+        "max_video_tokens": config.take_integer("max_video_tokens", max_video_tokens),
+    }
 
 
 def frames_at_steps(start: float, total_frames: int, count: int) -> list[int]:

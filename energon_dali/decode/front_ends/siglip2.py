@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.cutting import cut_pixel_patches
+from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
+from energon_dali.decode.front_ends.shared_fields import take_conversion
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
     from energon_dali.decode.front_ends.resampling import Pixels
 
-_HALF = (0.5, 0.5, 0.5)
 _MOST_PATCHES = 1 << 14
 """Largest max_num_patches; each image of a batch takes as many."""
 _TOLERANCE = 1e-5
@@ -52,9 +53,7 @@ class Siglip2(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("do_resize", True, "images that are not resized are not whole patches")
         return cls(
-            values=config.take_values(mean=_HALF, std=_HALF),
-            filter=config.take_filter("bilinear"),
-            convert_rgb=config.take_flag("do_convert_rgb", False),
+            **take_conversion(config, HALF, HALF, "bilinear", rgb=False),
             patch_size=config.take_integer("patch_size", 16, most=LARGEST_PATCH),
             max_num_patches=config.take_integer("max_num_patches", 256, most=_MOST_PATCHES),
         )

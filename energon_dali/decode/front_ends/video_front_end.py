@@ -93,13 +93,13 @@ class VideoFrontEnd(FrontEnd):
     def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
         return pixels if out is None else out.copy_(pixels)  # `render_frames` converted them
 
-    @abstractmethod
     def video_text(self, layout: VideoLayout) -> str:
         """Returns the text that stands for one video: its placeholder tokens, and what is written between them.
 
         Args:
             layout: Of the video.
         """
+        return self.video_token * layout.num_tokens
 
     def layout(self, width: int, height: int, frames: int = 1, fps: float = 1.0) -> VideoLayout:
         """Returns what a video becomes.
