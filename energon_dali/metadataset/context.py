@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.document import Node
 from energon_dali.metadataset.schema import OptionsRecord
 from energon_dali.metadataset.subset import Subset
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call says about all datasets of a path."""
+
+    subflavors: Mapping[str, Any] | None
+    """Put into every sample; they override all others. None by default."""
+    shuffle_over_epochs_multiplier: int | None
+    """Combined with those of the files; 1 by default."""
+    subset: object
+    """Range of all samples, as `Subset.of` takes it; None, the default, is all."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +43,10 @@ class Context:
         cls,
         split_part: str,
         *,
+        chain: tuple[str, ...] = (),
         subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         subset: object = None,
-        chain: tuple[str, ...] = (),
     ) -> Context:
         """Returns what a call says about all datasets.
 

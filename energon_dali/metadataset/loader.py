@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import Unpack
+
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.metadataset.context import Context, combine_shuffle_over_epochs
+from energon_dali.metadataset.context import CallOptions, Context, combine_shuffle_over_epochs
 from energon_dali.metadataset.document import YAML_SUFFIXES, Document, document_from_dict, read_document
 from energon_dali.metadataset.join.prepare import prepare_joins
 from energon_dali.metadataset.reference import (
@@ -21,7 +23,6 @@ from energon_dali.metadataset.reference import (
 )
 from energon_dali.metadataset.resolve import Resolver
 from energon_dali.metadataset.schema import read_splits
-from energon_dali.metadataset.subset import Subset
 from energon_dali.shards import StoragePath
 
 PathLike = str | os.PathLike[str] | StoragePath
@@ -64,21 +65,12 @@ class DatasetLoaderInterface(ABC):
     """A dataset or metadataset that is known by its files and not opened yet."""
 
     @abstractmethod
-    def resolve(
-        self,
-        split_part: str,
-        *,
-        subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        subset: object = None,
-    ) -> ResolvedBlend:
+    def resolve(self, split_part: str, **options: Unpack[CallOptions]) -> ResolvedBlend:
         """Returns the datasets that are read for a split part.
 
         Args:
             split_part: Such as "train".
-            subflavors: Put into every sample; they override all others.
-            shuffle_over_epochs_multiplier: Combined with those of the files.
-            subset: Range of all samples, as `Subset.of` takes it.
+            **options: See `CallOptions`.
 
         Raises:
             DatasetFormatError: A metadataset is malformed; the message names file, line and key.
@@ -104,9 +96,7 @@ class DatasetLoaderInterface(ABC):
         split_part: str,
         training: bool = True,
         worker_config: object = None,
-        subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        subset: object = None,
+        **options: Unpack[CallOptions],
     ) -> LoadedDatasetList:
         """Returns the datasets of a split part with their weights or repetitions; arguments as in `resolve`.
 
@@ -117,12 +107,7 @@ class DatasetLoaderInterface(ABC):
             ConfigError: There is no such split, or the subset is invalid.
             StorageError: A file cannot be read.
         """
-        blend = self.resolve(
-            split_part,
-            subflavors=subflavors,
-            shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-            subset=subset,
-        )
+        blend = self.resolve(split_part, **options)
         return LoadedDatasetList(
             tuple(LoadedDataset(source, source.weight, source.repetitions) for source in blend.sources),
             BLEND_MODES[blend.mode],
@@ -187,21 +172,17 @@ class DatasetLoader(DatasetLoaderInterface):
         self.dataset_config = dataset_config
         self.split_config = split_config
 
-    def resolve(
-        self,
-        split_part: str,
-        *,
-        subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        subset: object = None,
-    ) -> ResolvedBlend:
-        multiplier = combine_shuffle_over_epochs(shuffle_over_epochs_multiplier, self.shuffle_over_epochs_multiplier)
+    def resolve(self, split_part: str, **options: Unpack[CallOptions]) -> ResolvedBlend:
+        call = Context.of_call(self.split_part or split_part, **options)
+        multiplier = combine_shuffle_over_epochs(
+            call.shuffle_over_epochs_multiplier, self.shuffle_over_epochs_multiplier
+        )
         source = SourceReference(
             self.path.url,
-            self.split_part or split_part,
-            {**self.subflavors, **(subflavors or {})},
+            call.split_part,
+            {**self.subflavors, **call.subflavors},
             shuffle_over_epochs_multiplier=multiplier,
-            subset=None if subset is None else Subset.of(subset),
+            subset=call.subset,
             dataset_config=self.dataset_config,
             split_config=self.split_config,
         )
@@ -228,21 +209,8 @@ class _MetadatasetLoader(DatasetLoaderInterface):
         """Names of the splits."""
         return tuple(read_splits(self.document)[0])
 
-    def resolve(
-        self,
-        split_part: str,
-        *,
-        subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        subset: object = None,
-    ) -> ResolvedBlend:
-        context = Context.of_call(
-            split_part,
-            subflavors=subflavors,
-            shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-            subset=subset,
-            chain=(self.document.file,),
-        )
+    def resolve(self, split_part: str, **options: Unpack[CallOptions]) -> ResolvedBlend:
+        context = Context.of_call(split_part, chain=(self.document.file,), **options)
         return Resolver().blend(self.document, context)
 
     def prepare(self, split_part: str | None = None) -> list[str]:

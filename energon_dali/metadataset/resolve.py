@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from typing_extensions import Unpack
+
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
-from energon_dali.metadataset.context import Context
+from energon_dali.metadataset.context import CallOptions, Context
 from energon_dali.metadataset.document import (
     YAML_SUFFIXES,
     Document,
@@ -80,31 +82,21 @@ class Mixture:
 def resolve(
     path: str | StoragePath | Mapping[str, Any],
     split_part: str,
-    *,
-    subflavors: Mapping[str, Any] | None = None,
-    shuffle_over_epochs_multiplier: int | None = 1,
-    subset: object = None,
+    **options: Unpack[CallOptions],
 ) -> ResolvedBlend:
     """Returns the datasets that a path names.
 
     Args:
         path: A prepared folder, a .jsonl file, a metadataset (.yaml), or a metadataset as a dict.
         split_part: Part of the split.
-        subflavors: Put into every sample; they override all others.
-        shuffle_over_epochs_multiplier: Combined with those of the files.
-        subset: Range of all samples, as `Subset.of` takes it.
+        **options: See `CallOptions`.
 
     Raises:
         DatasetFormatError: A metadataset is malformed; the message names file, line and key.
         ConfigError: There is no such split, or the subset is invalid.
         StorageError: A file cannot be read.
     """
-    context = Context.of_call(
-        split_part,
-        subflavors=subflavors,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        subset=subset,
-    )
+    context = Context.of_call(split_part, **options)
     resolver = Resolver()
     if isinstance(path, Mapping):
         return resolver.blend(document_from_dict(path), context)
