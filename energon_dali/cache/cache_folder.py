@@ -14,37 +14,13 @@ from energon_dali.shards.storage.owned_folder import OwnedFolder, remove_stale
 PREFIX = "energon-dali-cache-"
 
 
-class CacheFolder:
-    """A folder that its owner removes, or the next owner of a folder at the same path if this one was killed.
-
-    Args:
-        parent: Folder in which to create it; created if missing. Folders of dead processes in it are removed.
-
-    Raises:
-        StorageError: It cannot be created.
-    """
-
-    def __init__(self, parent: Path) -> None:
-        remove_stale(parent, PREFIX)
-        try:
-            self._folder = OwnedFolder(parent, PREFIX)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot create a cache folder in {parent}: {error}. Give parent_cache_dir a writable folder on a "
-                "local disk."
-            ) from error
-        self.path = self._folder.path
-
-    def remove(self) -> None:
-        """Removes the folder with everything in it; may be called more than once."""
-        self._folder.remove()
-
-
 class ProcessFolder:
     """The folder of one process, inside the folder of the process that it works for, if there is one.
 
+    Its owner removes a root folder, or the next owner of one in the same place if this one was killed.
+
     Args:
-        parent: Where to create its own root folder.
+        parent: Where to create its own root folder; created if missing. Folders of dead processes in it are removed.
         root: Folder of the process that this one works for; None creates one in `parent`.
         owned: Whether to remove `root` too.
     """
@@ -54,7 +30,7 @@ class ProcessFolder:
         self._owned_root = root if owned else None
         self._parent = parent
         self._root = root
-        self._own: CacheFolder | None = None
+        self._own: OwnedFolder | None = None
         self._path: Path | None = None
         self._removed = False
         # Threads ask for the folder at the same time, and the garbage collector may remove it while this thread creates
@@ -69,7 +45,14 @@ class ProcessFolder:
         """
         with self._lock:
             if self._root is None:
-                self._own = CacheFolder(self._parent)
+                remove_stale(self._parent, PREFIX)
+                try:
+                    self._own = OwnedFolder(self._parent, PREFIX)
+                except OSError as error:
+                    raise StorageError(
+                        f"Cannot create a cache folder in {self._parent}: {error}. Give parent_cache_dir a writable "
+                        "folder on a local disk."
+                    ) from error
                 self._root = self._own.path
             root = self._root
         self._check_removed(root)

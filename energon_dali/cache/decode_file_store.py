@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 from zlib import crc32
 
-from energon_dali.cache.file_store import FileStore, split_file_name
+from energon_dali.cache.file_store import FileStore, WrappedFileStore, split_file_name
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples import SourceInfo
-from energon_dali.samples.media_metadata import MediaMetadata
 
 
 class FileStoreDecoder(ABC):
@@ -33,7 +32,7 @@ class StagingDecoder(Protocol):
         """Returns what a file becomes in the worker: a decoded value, or a handle."""
 
 
-class DecodeFileStore(FileStore[Any]):
+class DecodeFileStore(WrappedFileStore[Any]):
     """Decodes the files of another store.
 
     With a decoder that works in the rank's process (DaliDecoder) media become handles, which the decode stage decodes
@@ -66,7 +65,7 @@ class DecodeFileStore(FileStore[Any]):
                 f"DecodeFileStore was given the decoder {decoder!r}, which has no decode(fname, data). Give "
                 "SampleDecoder(), DaliDecoder(), or a FileStoreDecoder."
             )
-        self.inner = inner
+        super().__init__(inner)
         self.decoder = decoder
         self._sample_seed = seed
         self._name = name
@@ -75,15 +74,6 @@ class DecodeFileStore(FileStore[Any]):
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
         content, source = self.inner.read_encoded(key)
         return self.decode_content(key, content, source), source
-
-    def get_path(self) -> str:
-        return self.inner.get_path()
-
-    def get_media_metadata(self, key: str) -> MediaMetadata:
-        return self.inner.get_media_metadata(key)
-
-    def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
-        return self.inner.read_encoded(key)
 
     def decode_content(self, key: str, content: Any, source: SourceInfo) -> Any:
         """Returns the decoded content of a file, or a handle for media.
@@ -105,15 +95,9 @@ class DecodeFileStore(FileStore[Any]):
         except DecodeError as error:
             raise DecodeError(f"{key} of {self.get_path()}: {error.reason}", error.format, error.route) from error
 
-    def identity(self, key: str) -> tuple[str, str, str]:
-        return self.inner.identity(key)
-
     def for_sample(self, seed: int, current_key: str | None = None) -> DecodeFileStore:
         """Returns this store with the seed of one sample; both share the open files."""
         return DecodeFileStore(self.inner, decoder=self.decoder, seed=seed, name=self._name, current_key=current_key)
-
-    def close(self) -> None:
-        self.inner.close()
 
     def _seed(self, key: str) -> int:
         if self._sample_seed is None:

@@ -75,9 +75,6 @@ class FileStoreCachePool(CachePool):
         self._fetcher: Fetcher | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        return ds.get(fname, sample)
-
     def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
         """Returns a reference to a file, and starts to fetch the file, once for all references to it.
 

@@ -83,7 +83,43 @@ class FileStore(ABC, Generic[T]):
         """Closes open files; they are opened again when needed."""
 
 
-class PrimaryFileStore(FileStore[T]):
+class WrappedFileStore(FileStore[T]):
+    """A store that gives what another one has, under the same names unless a subclass says otherwise.
+
+    Args:
+        inner: The other store.
+    """
+
+    def __init__(self, inner: FileStore[Any]) -> None:
+        self.inner = inner
+
+    def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
+        return self.inner[self._inner_name(key)]
+
+    def get_path(self) -> str:
+        return self.inner.get_path()
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return self.inner.get_media_metadata(self._inner_name(key))
+
+    def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
+        return self.inner.read_encoded(self._inner_name(key))
+
+    def decode_content(self, key: str, content: Any, source: SourceInfo) -> T:
+        found: T = self.inner.decode_content(self._inner_name(key), content, source)
+        return found
+
+    def identity(self, key: str) -> tuple[str, str, str]:
+        return self.inner.identity(self._inner_name(key))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _inner_name(self, key: str) -> str:
+        return key
+
+
+class PrimaryFileStore(WrappedFileStore[T]):
     """A store in which names that begin with a dot are the parts of one sample.
 
     Args:
@@ -92,35 +128,14 @@ class PrimaryFileStore(FileStore[T]):
     """
 
     def __init__(self, inner: FileStore[T], current_key: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._current_key = current_key
 
-    def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
-        return self._inner[self._whole(key)]
-
-    def get_path(self) -> str:
-        return self._inner.get_path()
-
-    def get_media_metadata(self, key: str) -> MediaMetadata:
-        return self._inner.get_media_metadata(self._whole(key))
-
-    def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
-        return self._inner.read_encoded(self._whole(key))
-
-    def decode_content(self, key: str, content: Any, source: SourceInfo) -> T:
-        return self._inner.decode_content(self._whole(key), content, source)
-
-    def identity(self, key: str) -> tuple[str, str, str]:
-        return self._inner.identity(self._whole(key))
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _whole(self, key: str) -> str:
+    def _inner_name(self, key: str) -> str:
         return f"{self._current_key}{key}" if key.startswith(".") else key
 
     def __repr__(self) -> str:
-        return f"PrimaryFileStore({self._inner!r}, {self._current_key!r})"
+        return f"PrimaryFileStore({self.inner!r}, {self._current_key!r})"
 
 
 def add_source(sample: Any, source: SourceInfo | None) -> None:

@@ -161,7 +161,6 @@ class SettledLazy(Lazy[T]):
 class CachePool(ABC):
     """Returns references to files, and may fetch the files before they are asked for."""
 
-    @abstractmethod
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
         """Returns a file at once.
 
@@ -174,6 +173,7 @@ class CachePool(ABC):
             FileMissingError: There is no such file.
             DatasetError: It cannot be read.
         """
+        return ds.get(fname, sample)
 
     @abstractmethod
     def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
@@ -211,9 +211,6 @@ class CachePool(ABC):
 
 class NoCachePool(CachePool):
     """Fetches nothing ahead: a reference reads its file at the first `get`."""
-
-    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> DirectLazy[T]:
         return DirectLazy(ds, fname, self)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
-from collections import OrderedDict
-from typing import Any
 
 from energon_dali.cache.file_store import FileStore, split_file_name
 from energon_dali.cache.store_index import StoreIndex, unreadable
@@ -24,7 +21,7 @@ from energon_dali.shards import StoragePath
 from energon_dali.shards.index.extents import changed_shard, check_member
 from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.meta.info import read_shard_counts
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.open_files import OpenFiles
 
 MAX_OPEN_SHARDS = 128
 
@@ -48,12 +45,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         self.root = StoragePath.of(dataset_path)
         self._shards = list(read_shard_counts(self.root))
         self._index = StoreIndex(self.root)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, RangeReader] = OrderedDict()
+        self._files = OpenFiles(MAX_OPEN_SHARDS)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Returns (content, where it was read) of a file.
@@ -103,21 +95,17 @@ class WebdatasetFileStore(FileStore[bytes]):
         return self._index.media_metadata(key)
 
     def close(self) -> None:
-        if self._pid == os.getpid():
-            with self._lock:
-                for reader in self._open.values():
-                    reader.close()
-                self._open.clear()
+        self._files.close()
         self._index.close()
 
     def _read(self, number: int, offset: int, size: int) -> bytes:
         shard = self._shards[number]
         try:
-            reader = self._reader(number)
+            reader = self._files.get(self.root / shard)
             if offset + size > reader.size:  # checked before memory is allocated for it
                 raise changed_shard(shard, f"it ends before byte {offset + size}")
             return reader.read_at(offset, size)
-        except ShardError:
+        except (ShardError, StoreUnavailableError):
             raise
         except FileNotFoundError as error:
             raise ShardError(
@@ -125,35 +113,8 @@ class WebdatasetFileStore(FileStore[bytes]):
                 f"{shlex.quote(str(self.root))}` without it.",
                 shard,
             ) from error
-        except StoreUnavailableError:
-            raise
         except (EnergonDaliError, OSError) as error:
             raise ShardError(str(unreadable(str(self.root / shard), error)), shard) from error
-
-    def _reader(self, number: int) -> RangeReader:
-        if self._pid != os.getpid():  # forked: pread does not depend on file positions, but closing affects both
-            self._forget()
-        with self._lock:
-            reader = self._open.get(number)
-            if reader is not None:
-                self._open.move_to_end(number)
-                return reader
-        opened = (self.root / self._shards[number]).open()  # outside the lock: a remote file may take long
-        with self._lock:
-            reader = self._open.setdefault(number, opened)
-            if reader is not opened:
-                opened.close()
-            elif len(self._open) > MAX_OPEN_SHARDS:
-                # A thread that reads from it keeps what it needs, or opens it again.
-                self._open.popitem(last=False)[1].close()
-        return reader
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "_shards": self._shards, "_index": self._index}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     def __repr__(self) -> str:
         return f"WebdatasetFileStore({self.root})"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,12 +11,10 @@ import numpy as np
 
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.plan.rng import Int64Array
-from energon_dali.shards import ShardExtents, StoragePath
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards import ShardExtents
 
 ViewedKind = Literal["image", "av", "json", "text", "binary"]
 """How a part is shown."""
-_MOST_OPEN = 64
 
 _TEXT_SUFFIXES = frozenset(
     ("caption", "cls", "css", "csv", "htm", "html", "idx", "js", "log", "md", "py", "srt", "svg", "text", "transcript")
@@ -189,38 +185,6 @@ class ViewedDataset(Protocol):
 
     def close(self) -> None:
         """Closes all files."""
-
-
-class OpenFiles:
-    """The files that were read last, kept open. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._readers: OrderedDict[str, RangeReader] = OrderedDict()
-
-    def get(self, path: StoragePath) -> RangeReader:
-        """Returns an open file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            StorageError: It cannot be opened.
-        """
-        with self._lock:
-            reader = self._readers.get(path.url)
-            if reader is None:
-                # One that falls out is closed by the garbage collector, when no thread reads from it any more.
-                reader = self._readers[path.url] = path.open()
-                if len(self._readers) > _MOST_OPEN:
-                    self._readers.popitem(last=False)
-            self._readers.move_to_end(path.url)
-            return reader
-
-    def close(self) -> None:
-        """Closes them."""
-        with self._lock:
-            for reader in self._readers.values():
-                reader.close()
-            self._readers.clear()
 
 
 def literal(text: str) -> str:

@@ -20,10 +20,13 @@ from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.jsonl import PART
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.shards.meta.document import META
-from energon_dali.view.dataset import OpenFiles, Rows, ViewedPart, ViewedSample, literal, python_command
+from energon_dali.shards.storage.open_files import OpenFiles
+from energon_dali.view.dataset import Rows, ViewedPart, ViewedSample, literal, python_command
 
 _PAGES_KEPT_FOR = 64
 """Shards that are looked at before the pages of the index that were touched are given back."""
+
+_MOST_OPEN = 64
 
 
 class FolderDataset:
@@ -54,7 +57,7 @@ class FolderDataset:
         self.num_samples = self.shard_starts[-1]
         self.identity = self.folder.uuid
         self._lock = threading.RLock()
-        self._files = OpenFiles()
+        self._files = OpenFiles(_MOST_OPEN)
         self._rows: dict[str | None, Rows] = {}
         self._keys: SqliteFile | None = None
         self._shards_asked = 0
@@ -228,7 +231,7 @@ class JsonlDataset:
         self.split_parts: tuple[str, ...] = ()
         self.identity = self.file.uuid
         self.knows_image_sizes = False
-        self._files = OpenFiles()
+        self._files = OpenFiles(_MOST_OPEN)
 
     def rows(self, split_part: str | None) -> Rows:
         return Rows(np.zeros(1, np.int64), np.array([self.num_samples], np.int64))
