@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from energon_dali.errors import StorageError
+from energon_dali.shards.storage.access import Access
 from energon_dali.shards.storage.redirects import stay_on
 
 VARIABLES = (
@@ -44,7 +45,7 @@ Keys = tuple[str, str, str | None]
 """(access key, secret key, session token)."""
 
 
-class S3Access:
+class S3Access(Access):
     """How one bucket is reached, and with which credentials.
 
     Args:

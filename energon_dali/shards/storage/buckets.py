@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import urllib3
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage import aws, gcs
+from energon_dali.shards.storage.access import Access
 from energon_dali.shards.storage.forks import drop_in_child, load_obstore, mark_in_use, never_finalise
 from energon_dali.shards.storage.redirects import stay_on, was_redirected
 from energon_dali.shards.storage.store import current_scope
@@ -71,45 +72,15 @@ _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _TRANSIENT_STATUS = frozenset({408, 425, 429})
 
 
-class Access(Protocol):
-    """How a bucket is reached."""
-
-    @property
-    def check_seconds(self) -> float:
-        """After how many seconds `renew` is to be called."""
-
-    def renew(self, refused: bool) -> bool:
-        """Looks for newer credentials; returns whether there are any."""
-
-    def move_to(self, region: str) -> bool:
-        """Uses another region; returns False if it is the current one."""
-
-    @property
-    def endpoint(self) -> str | None:
-        """URL of the server, if it is not the provider's own."""
-
-    def open(self, obstore: Any, client: dict[str, Any], retry: dict[str, Any]) -> Any:
-        """Opens the bucket."""
-
-
-class _AzureAccess:
+class _AzureAccess(Access):
     """A container whose settings obstore itself finds, and whose credentials it renews.
 
     Args:
         container: Its name.
     """
 
-    check_seconds = float("inf")
-    endpoint: str | None = None
-
     def __init__(self, container: str) -> None:
         self._container = container
-
-    def renew(self, refused: bool) -> bool:
-        return False
-
-    def move_to(self, region: str) -> bool:
-        return False
 
     def open(self, obstore: Any, client: dict[str, Any], retry: dict[str, Any]) -> Any:
         if os.environ.get("AZURE_STORAGE_ENDPOINT", "").startswith("http://"):

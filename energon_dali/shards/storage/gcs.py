@@ -10,6 +10,7 @@ from typing import Any
 import urllib3
 
 from energon_dali.errors import StorageError
+from energon_dali.shards.storage.access import Access
 
 VARIABLES = (
     "GOOGLE_APPLICATION_CREDENTIALS",
@@ -23,24 +24,15 @@ _KNOWN_TO_OBSTORE = ("service_account", "authorized_user")
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
-class GoogleAccess:
+class GoogleAccess(Access):
     """How one bucket is reached. obstore itself renews the credentials.
 
     Args:
         bucket: Its name.
     """
 
-    check_seconds = float("inf")
-    endpoint: str | None = None
-
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
-
-    def renew(self, refused: bool) -> bool:
-        return False
-
-    def move_to(self, region: str) -> bool:
-        return False
 
     def open(self, obstore: Any, client: dict[str, Any], retry: dict[str, Any]) -> Any:
         """Opens the bucket.

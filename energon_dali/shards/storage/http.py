@@ -18,6 +18,7 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.local import Descriptor
+from energon_dali.shards.storage.remote_reader import RemoteReader
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import PROBE_BYTES, changed_text, clock, current_scope, store_of
 
@@ -36,7 +37,7 @@ _FOLLOWED_REDIRECTS = 5
 _log = logging.getLogger(__name__)
 
 
-class HttpReader:
+class HttpReader(RemoteReader):
     """A file on a web server, read by ranges over persistent connections. Thread-safe.
 
     If the server does not answer range requests, the file is fetched once and read from a copy on disk.
@@ -51,17 +52,7 @@ class HttpReader:
     """
 
     def __init__(self, url: str, size: int | None = None) -> None:
-        self.url = url
-        self.size = HttpBackend().size(url) if size is None else size
-        self._store = store_of(url)
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        size = min(size, self.size - offset)
-        if size <= 0:
-            return b""
-        data = with_retries(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
-        self._store.succeeded(self.url, self._probe, offset)
-        return data
+        super().__init__(url, HttpBackend().size(url) if size is None else size)
 
     def _fetch(self, offset: int, size: int) -> bytes:
         """Makes one attempt."""
@@ -114,9 +105,6 @@ class HttpReader:
             self._fetch_range(server, offset, min(PROBE_BYTES, self.size - offset))
         else:  # a copy on disk shows nothing
             _request("GET", self.url, {"Range": f"bytes={offset}-{offset}"}).close()
-
-    def close(self) -> None:
-        """Does nothing: the connections belong to the process."""
 
 
 class HttpBackend:

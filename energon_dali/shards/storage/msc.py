@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.forks import mark_in_use
+from energon_dali.shards.storage.remote_reader import RemoteReader
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import store_of
 
 T = TypeVar("T")
 
 
-class MscReader:
+class MscReader(RemoteReader):
     """An object in a bucket, read by ranges.
 
     Args:
@@ -31,18 +31,11 @@ class MscReader:
     """
 
     def __init__(self, url: str, size: int | None = None) -> None:
-        self.url = url
+        super().__init__(url, MscBackend().size(url) if size is None else size)
         self._client, self._path = resolve(url)
-        self._store = store_of(url)
-        self.size = MscBackend().size(url) if size is None else size
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        size = min(size, self.size - offset)  # a server refuses a range that begins at the end
-        if size <= 0:
-            return b""
-        data = _ask(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
-        self._store.succeeded(self.url, self._probe, offset)
-        return data
+    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes:
+        return _ask(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
 
     def _fetch(self, offset: int, size: int) -> bytes:
         from multistorageclient.types import Range
@@ -51,9 +44,6 @@ class MscReader:
 
     def _probe(self, offset: int) -> None:
         self._fetch(offset, 1)
-
-    def close(self) -> None:
-        """Does nothing: the connections belong to the shared client."""
 
 
 class MscBackend:
@@ -77,8 +67,7 @@ class MscBackend:
         _ask(lambda: client.upload_file(path, local), "upload", url)
 
     def size(self, url: str) -> int:
-        client, path = resolve(url)
-        return int(_ask(lambda: client.info(path), "look at", url).content_length)
+        return self.identity(url)[0]
 
     def identity(self, url: str) -> tuple[int, str]:
         client, path = resolve(url)

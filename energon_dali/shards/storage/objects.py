@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, SMALL_BYTES, open_bucket
+from energon_dali.shards.storage.remote_reader import RemoteReader
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import PROBE_BYTES, VersionChangedError, changed_text, store_of
+from energon_dali.shards.storage.store import VersionChangedError, changed_text
 
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
@@ -20,7 +20,7 @@ _UPLOADS = 4
 """Parts of a file that are uploaded at the same time."""
 
 
-class ObjectReader:
+class ObjectReader(RemoteReader):
     """An object in a bucket, read by ranges. Thread-safe.
 
     Args:
@@ -33,39 +33,25 @@ class ObjectReader:
     """
 
     def __init__(self, url: str, size: int | None = None) -> None:
-        self.url = url
+        super().__init__(url, ObjectBackend().size(url) if size is None else size)
         self._bucket, self._key = open_bucket(url)
-        self._store = store_of(url)
-        self.size = ObjectBackend().size(url) if size is None else size
         self.expected_tag = ""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        size = min(size, self.size - offset)  # a server refuses a range that begins at the end
-        if size <= 0:
-            return b""
-        if size > PIECE_BYTES:
-            return b"".join(
-                self.read_at(start, min(PIECE_BYTES, offset + size - start))
-                for start in range(offset, offset + size, PIECE_BYTES)
-            )
+        end = min(offset + size, self.size)
+        if end - offset <= PIECE_BYTES:
+            return super().read_at(offset, size)
+        starts = range(offset, end, PIECE_BYTES)
+        return b"".join(super(ObjectReader, self).read_at(start, min(PIECE_BYTES, end - start)) for start in starts)
+
+    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes:
         try:
-            data = self._fetch(offset, size)
+            return self._fetch(offset, size)
         except OSError as error:
-            doing = f"read bytes {offset} to {offset + size} of"
-            data = with_retries(partial(self._fetch, offset, size), doing, self.url, failed=error)
-        self._store.succeeded(self.url, self._probe, offset)
-        return data
+            return super()._fetch_patiently(offset, size, error)
 
     def _fetch(self, offset: int, size: int) -> bytes:
-        """Makes one attempt."""
         return self._bucket.call(_get_range, self.url, self, offset, size, is_large=size > SMALL_BYTES)
-
-    def _probe(self, offset: int) -> None:
-        """Reads a little; raises if that fails."""
-        self._fetch(offset, min(PROBE_BYTES, self.size - offset))
-
-    def close(self) -> None:
-        """Does nothing: the connections belong to the bucket."""
 
 
 class ObjectBackend:
