@@ -77,12 +77,25 @@ class OwnDatasetFactory(BaseCoreDatasetFactory[T_sample]):
     """What the factories of this package have in common: their rows are put into order alike."""
 
     path: EPath
-    training: bool
-    worker_config: WorkerConfig
-    shuffle_over_epochs: int | None
-    parallel_shard_iters: int | None
-    max_samples_per_sequence: int | None
-    subset: DatasetSubset | None
+
+    def _keep_order(
+        self,
+        training: bool,
+        worker_config: WorkerConfig,
+        shuffle_over_epochs: int | None,
+        parallel_shard_iters: int | None,
+        max_samples_per_sequence: int | None,
+        subset: DatasetSubset | None,
+    ) -> None:
+        """Keeps the arguments that all factories have in common."""
+        self.training = training
+        self.worker_config = worker_config
+        self.shuffle_over_epochs = shuffle_over_epochs
+        self.parallel_shard_iters = parallel_shard_iters
+        self.max_samples_per_sequence = max_samples_per_sequence
+        self.subset = subset
+        if not hasattr(self, "subflavors"):
+            self.subflavors = {}
 
     def _options(self, split_part: str) -> DatasetOptions:
         return DatasetOptions.of_call(
@@ -166,15 +179,9 @@ class BaseWebdatasetFactory(OwnDatasetFactory[T_sample], WebdatasetPreparator):
         self.name = self.path.display_name
         self.split_part = split_part
         self.split_config = split_config
-        self.training = training
-        self.worker_config = worker_config
-        self.shuffle_over_epochs = shuffle_over_epochs
-        self.parallel_shard_iters = parallel_shard_iters
-        self.max_samples_per_sequence = max_samples_per_sequence
-        self.subset = subset
         self.part_filter = part_filter
-        if not hasattr(self, "subflavors"):
-            self.subflavors = {}
+        order = (shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
+        self._keep_order(training, worker_config, *order)
 
     @classmethod
     def open_folder(cls, path: str, options: Mapping[str, Any]) -> BaseWebdatasetFactory[T_sample]:

@@ -74,13 +74,8 @@ class JoinedWebdatasetFactory(OwnDatasetFactory[Any]):
                 f"The join index {self.join_index} does not exist. Run `energon-dali prepare` on the metadataset with "
                 "the join; do so again if its datasets changed."
             )
-        self.subflavors = {}
-        self.training = training
-        self.worker_config = worker_config
-        self.shuffle_over_epochs = shuffle_over_epochs
-        self.parallel_shard_iters = parallel_shard_iters
-        self.max_samples_per_sequence = max_samples_per_sequence
-        self.subset = subset
+        order = (shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
+        self._keep_order(training, worker_config, *order)
 
     @property
     def paths(self) -> list[EPath]:  # type: ignore[override]

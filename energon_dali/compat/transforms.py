@@ -163,9 +163,6 @@ class CenterCropMapper(TransformMapper):
 
     source_name = "CenterCrop"
 
-    def interpolation(self) -> Any:
-        return None
-
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         new = _size_of(self.transform.size)
         top, left = (round(float(old - wanted) / 2.0) for old, wanted in zip(dst_size, new, strict=True))
@@ -176,9 +173,6 @@ class RandomCropMapper(TransformMapper):
     """torchvision's RandomCrop."""
 
     source_name = "RandomCrop"
-
-    def interpolation(self) -> Any:
-        return None
 
     def fill(self) -> Any:
         padded = self.transform.padding is not None or self.transform.pad_if_needed
@@ -209,9 +203,6 @@ class RandomCropMapper(TransformMapper):
 
 
 class _FlipMapper(TransformMapper):
-    def interpolation(self) -> Any:
-        return None
-
     @abstractmethod
     def _flip(self, size: Size) -> Matrix:
         """Returns the matrix that mirrors an image of a size."""

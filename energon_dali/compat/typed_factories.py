@@ -117,15 +117,9 @@ class CrudeJsonlDatasetFactory(OwnDatasetFactory[CrudeSample], JsonlPreparator):
     ) -> None:
         self.path = EPath(path)
         self.paths = [self.path]
-        self.training = training
-        self.worker_config = worker_config
-        self.shuffle_over_epochs = shuffle_over_epochs
-        self.parallel_shard_iters = parallel_shard_iters
-        self.max_samples_per_sequence = max_samples_per_sequence
-        self.subset = subset
         self.part_filter = part_filter
-        if not hasattr(self, "subflavors"):
-            self.subflavors = {}
+        order = (shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
+        self._keep_order(training, worker_config, *order)
         self._num_samples = JsonlFile(self.path.storage_path).num_samples
 
     def __len__(self) -> int:

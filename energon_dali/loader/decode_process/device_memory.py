@@ -8,7 +8,6 @@ CUDA stream waits for it before it writes there again. The host waits for nothin
 
 from __future__ import annotations
 
-import itertools
 import logging
 import weakref
 from collections import deque
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.errors import DeviceFailedError
 from energon_dali.loader.decode_process import cuda_ipc
 from energon_dali.loader.decode_process.cuda_ipc import DeviceBytes
+from energon_dali.loader.processes.shared_memory import ArenaPool
 
 if TYPE_CHECKING:
     import torch
@@ -66,20 +66,21 @@ class _DeviceArena:
             )
 
 
-class DeviceArenaStore:
-    """The arenas of the decode process.
+class DeviceArenaStore(ArenaPool[_DeviceArena]):
+    """The arenas of the decode process. Those that were dropped are freed when the trainer has closed them.
 
     Args:
         spare: Free arenas to keep per GPU, at least 1.
     """
 
+    granule = cuda_ipc.GRANULE
+
     def __init__(self, spare: int) -> None:
-        self._spare = spare
-        self._numbers = itertools.count()
-        self._free: list[_DeviceArena] = []
-        self._used: dict[int, _DeviceArena] = {}
+        super().__init__(spare)
         self._leaving: dict[int, _DeviceArena] = {}
-        self._dropped: list[int] = []
+
+    def _make(self, number: int, device: int, capacity: int) -> _DeviceArena:
+        return _DeviceArena(number, device, capacity)
 
     def store(self, segments: list[Segment]) -> list[DevicePiece]:
         """Copies segments into arenas, one per GPU, on its current CUDA stream; returns at once.
@@ -99,7 +100,7 @@ class DeviceArenaStore:
             for number, segment in group:
                 extents.append((number, end, segment.size))
                 end += -(-segment.size // _ALIGNMENT) * _ALIGNMENT
-            arena = self._take(device, end)
+            arena = self.take(end, device)
             with torch.cuda.device(device):
                 stream = torch.cuda.current_stream(device)
                 if not arena.is_new:
@@ -113,37 +114,9 @@ class DeviceArenaStore:
             arena.is_new = False
         return pieces
 
-    def _take(self, device: int, size: int) -> _DeviceArena:
-        own = [arena for arena in self._free if arena.device == device]
-        fitting = [arena for arena in own if arena.capacity >= size]
-        if fitting:
-            arena = min(fitting, key=lambda candidate: candidate.capacity)
-            self._free.remove(arena)
-        else:
-            if own:  # all are too small: drop the smallest
-                self._drop(min(own, key=lambda candidate: candidate.capacity))
-            capacity = -(-(size + size // 4) // cuda_ipc.GRANULE) * cuda_ipc.GRANULE
-            arena = _DeviceArena(next(self._numbers), device, capacity)
-        self._used[arena.number] = arena
-        return arena
-
-    def give_back(self, number: int) -> None:
-        """Marks an arena as free, because nobody sees it any more."""
-        arena = self._used.pop(number)
-        self._free.append(arena)
-        own = [other for other in self._free if other.device == arena.device]
-        if len(own) > self._spare:
-            self._drop(min(own, key=lambda candidate: candidate.capacity))
-
     def _drop(self, arena: _DeviceArena) -> None:
-        self._free.remove(arena)
+        super()._drop(arena)
         self._leaving[arena.number] = arena
-        self._dropped.append(arena.number)
-
-    def take_dropped(self) -> list[int]:
-        """Returns the arenas dropped since the last call; they are freed when the trainer has closed them."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
 
     def free(self, number: int) -> None:
         """Frees an arena that the trainer has closed.

@@ -8,10 +8,11 @@ import mmap
 import os
 import resource
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -84,11 +85,12 @@ def taking_memory(size: int) -> Iterator[None]:
 class Arena:
     """A piece of shared memory, in the process that writes it."""
 
-    __slots__ = ("capacity", "descriptor", "memory", "number")
+    __slots__ = ("capacity", "descriptor", "device", "memory", "number")
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number
         self.capacity = capacity
+        self.device = 0
         with taking_memory(capacity):
             self.descriptor: int | None = os.memfd_create("energon-dali-block", os.MFD_CLOEXEC)
             try:
@@ -105,43 +107,63 @@ class Arena:
             self.descriptor = None
 
 
-class ArenaStore:
+class AnyArena(Protocol):
+    """An arena of any kind of memory."""
+
+    number: int
+    capacity: int
+    device: int
+
+
+ArenaT = TypeVar("ArenaT", bound=AnyArena)
+
+
+class ArenaPool(ABC, Generic[ArenaT]):
     """The arenas of the process that writes: one per block that somebody still sees, and a few free ones.
 
     Args:
-        spare: Free arenas to keep, at least 1.
+        spare: Free arenas to keep per device, at least 1.
     """
+
+    granule: int
+    """Capacities are multiples of it."""
 
     def __init__(self, spare: int) -> None:
         self._spare = spare
-        self._free: list[Arena] = []
-        self._used: dict[int, Arena] = {}
+        self._free: list[ArenaT] = []
+        self._used: dict[int, ArenaT] = {}
         self._next_number = 0
         self._dropped: list[int] = []
 
-    def take(self, size: int) -> Arena:
+    @abstractmethod
+    def _make(self, number: int, device: int, capacity: int) -> ArenaT:
+        """Returns a new arena."""
+
+    def take(self, size: int, device: int = 0) -> ArenaT:
         """Returns an arena of at least `size` bytes; never waits."""
-        fitting = [arena for arena in self._free if arena.capacity >= size]
+        own = [arena for arena in self._free if arena.device == device]
+        fitting = [arena for arena in own if arena.capacity >= size]
         if fitting:
             arena = min(fitting, key=lambda candidate: candidate.capacity)
             self._free.remove(arena)
         else:
-            if self._free:  # all are too small: drop the smallest
-                self._drop(min(self._free, key=lambda candidate: candidate.capacity))
+            if own:  # all are too small: drop the smallest
+                self._drop(min(own, key=lambda candidate: candidate.capacity))
             # A quarter more than needed, so that blocks of slightly different sizes fit the same arena.
-            capacity = -(-(size + size // 4) // _PAGE) * _PAGE
-            arena = Arena(self._next_number, capacity)
+            arena = self._make(self._next_number, device, -(-(size + size // 4) // self.granule) * self.granule)
             self._next_number += 1
         self._used[arena.number] = arena
         return arena
 
     def give_back(self, number: int) -> None:
         """Marks an arena as free, because nobody sees it any more."""
-        self._free.append(self._used.pop(number))
-        if len(self._free) > self._spare:
-            self._drop(min(self._free, key=lambda candidate: candidate.capacity))
+        arena = self._used.pop(number)
+        self._free.append(arena)
+        own = [other for other in self._free if other.device == arena.device]
+        if len(own) > self._spare:
+            self._drop(min(own, key=lambda candidate: candidate.capacity))
 
-    def _drop(self, arena: Arena) -> None:
+    def _drop(self, arena: ArenaT) -> None:
         self._free.remove(arena)
         self._dropped.append(arena.number)
 
@@ -149,6 +171,15 @@ class ArenaStore:
         """Returns the numbers of the arenas dropped since the last call; the reader has to drop them too."""
         dropped, self._dropped = self._dropped, []
         return dropped
+
+
+class ArenaStore(ArenaPool[Arena]):
+    """The arenas of shared memory of one process."""
+
+    granule = _PAGE
+
+    def _make(self, number: int, device: int, capacity: int) -> Arena:
+        return Arena(number, capacity)
 
     def __len__(self) -> int:
         return len(self._free) + len(self._used)
