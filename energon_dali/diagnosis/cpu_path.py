@@ -8,7 +8,7 @@ from functools import partial
 
 from energon_dali import __version__
 from energon_dali.decode.dali.runtime.device import INSTALL_HINT
-from energon_dali.diagnosis.host import Check, Host, Need
+from energon_dali.diagnosis.host import Check, Finding, Host, Need
 
 PACKAGES = {
     "torch": ("torch", "tensors"),
@@ -114,11 +114,24 @@ def _dali(host: Host) -> Iterator[Check]:
 
 
 def _trial(host: Host, name: str, words: tuple[str, str], needed_for: str, remedy: str) -> Check:
-    finding = host.probe(*words)
-    check = partial(Check, name=name, needed_for=needed_for, need="always")
+    return trial_check(host.probe(*words), name, needed_for, remedy, need="always", success="decoded")
+
+
+def trial_check(finding: Finding, name: str, needed_for: str, remedy: str, *, need: Need, success: str) -> Check:
+    """Returns the check of something that was tried.
+
+    Args:
+        finding: What happened.
+        name: What was tried.
+        needed_for: What needs it.
+        remedy: What to do if it failed.
+        need: Who needs it.
+        success: What is said if it worked.
+    """
+    check = partial(Check, name=name, needed_for=needed_for, need=need)
     if finding.error:
         return check(state="broken", found=finding.error, remedy=remedy)
-    return check(state="ok", found="decoded")
+    return check(state="ok", found=success)
 
 
 def check_limits(host: Host) -> Iterator[Check]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
+from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of, trial_check
 from energon_dali.diagnosis.host import Check, Finding, Host
 from energon_dali.diagnosis.libraries import check_libraries
 
@@ -135,12 +135,9 @@ def _trials(host: Host) -> Iterator[Check]:
 
 
 def _trial(finding: Finding, name: str, needed_for: str, remedy: str) -> Check:
-    check = partial(Check, name=name, needed_for=needed_for, need="gpu")
-    if finding.error:
-        return check(state="broken", found=finding.error, remedy=remedy)
     difference = finding.facts.get("difference")
     found = "worked" if difference is None else f"decoded, {difference} levels from the CPU's"
-    return check(state="ok", found=found)
+    return trial_check(finding, name, needed_for, remedy, need="gpu", success=found)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ class AnyResolution(FrontEnd):
         else:
             views += (View(*size, emitted=False), self.finished_view(size, source=len(views)))
 
-    def collate_tiles(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         """Returns pixel_values, dtype[images, tiles, 3, height, width], and image_sizes, int64[images, 2]."""
         import torch
 
@@ -163,6 +163,7 @@ def take_resolution_fields(
         "shortest_edge": edge if resizes else None,
         "crop": crop,
         "pads_batch": config.take_flag("do_pad", True),
+        "image_token": config.outer_text("image_token", AnyResolution.image_token),
     }
 
 

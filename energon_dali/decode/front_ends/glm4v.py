@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, check_aspect_ratio
+from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, fit_blocks
 from energon_dali.errors import DecodeError
 
 
@@ -57,15 +56,4 @@ def smart_resize_frames(
     if height < block or width < block:
         grow = max(block / height, block / width)
         height, width = int(height * grow), int(width * grow)
-    check_aspect_ratio(height, width)
-    # Python's round (half to even), as in the processors.
-    rows, columns = round(height / block), round(width / block)
-    pixels = round(frames / temporal) * temporal * rows * columns * block * block
-    if pixels > max_pixels:
-        shrink = math.sqrt((frames * height * width) / max_pixels)
-        rows = max(1, math.floor(height / shrink / block))
-        columns = max(1, math.floor(width / shrink / block))
-    elif pixels < min_pixels:
-        grow = math.sqrt(min_pixels / (frames * height * width))
-        rows, columns = math.ceil(height * grow / block), math.ceil(width * grow / block)
-    return rows * block, columns * block
+    return fit_blocks(frames, temporal, height, width, block, min_pixels, max_pixels)

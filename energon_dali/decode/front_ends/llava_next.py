@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import Self
 
@@ -14,15 +13,14 @@ from energon_dali.decode.front_ends.any_resolution import (
     take_resolution_fields,
     without_padding,
 )
-from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout
+from energon_dali.decode.front_ends.shared_fields import take_around
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
-_OUTER_CLASSES = (None, "LlavaNextProcessor", "LlavaNextVideoProcessor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +58,9 @@ class LlavaNext(AnyResolution):
             config, {"shortest_edge": 224}, {"height": 224, "width": 224}, True, _RESOLUTIONS
         )
         outer = config.outer
-        around = outer.get("processor_class")
-        if around not in _OUTER_CLASSES:
-            raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
+        around = take_around(config, "LlavaNextProcessor", "LlavaNextVideoProcessor")
         # LLaVA-NeXT's processor pads whatever its image processor says.
         fields["pads_batch"] = fields["pads_batch"] or around is not None
-        fields["image_token"] = config.outer_text("image_token", cls.image_token)
         if "patch_size" in outer:
             fields["patch_size"] = config.outer_integer("patch_size", 14, least=1)
             fields["vision_feature_select_strategy"] = config.outer_strategy()
@@ -84,6 +79,3 @@ class LlavaNext(AnyResolution):
         if self.vision_feature_select_strategy == "default":
             tokens -= 1
         return ImageLayout(height, width, views, tokens, canvas)
-
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        return self.collate_tiles(samples)

@@ -17,6 +17,7 @@ from energon_dali.decode.front_ends.any_resolution import (
 )
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
 from energon_dali.decode.front_ends.layout import ImageLayout
+from energon_dali.decode.front_ends.shared_fields import take_around
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,11 +70,8 @@ class LlavaOnevision(AnyResolution):
     def from_config(cls, config: ProcessorConfig) -> Self:
         fields = take_resolution_fields(config, {"height": 384, "width": 384}, {}, False, _RESOLUTIONS)
         outer = config.outer
-        around = outer.get("processor_class")
-        if around not in (None, "LlavaOnevisionProcessor"):
-            raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
+        take_around(config, "LlavaOnevisionProcessor")
         fields["background"] = background_color(config, CLIP_MEAN)
-        fields["image_token"] = config.outer_text("image_token", cls.image_token)
         if "num_image_tokens" in outer:
             fields["num_image_tokens"] = config.outer_integer("num_image_tokens", 729, least=1)
             fields["vision_feature_select_strategy"] = config.outer_strategy()
@@ -123,7 +121,7 @@ class LlavaOnevision(AnyResolution):
                         f"tiles. Give the handles of this sample a front end with several_images={wanted}, by "
                         "`handle.with_front_end`, and give batch_vision one list of images per sample."
                     )
-        return {**self.collate_tiles(samples), "batch_num_images": torch.tensor(counts, dtype=torch.int64)}
+        return {**super().collate(samples), "batch_num_images": torch.tensor(counts, dtype=torch.int64)}
 
     def batches_with(self, other: FrontEnd) -> bool:
         return isinstance(other, LlavaOnevision) and other.with_fields(several_images=self.several_images) == self

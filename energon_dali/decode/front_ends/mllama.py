@@ -14,7 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.shared_fields import take_conversion
+from energon_dali.decode.front_ends.shared_fields import take_around, take_conversion
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ class Mllama(FrontEnd):
             raise config.error(f"size={size} is not a square, which Mllama's processor wants")
         config.require("do_resize", True, "Mllama's processor always resizes")
         config.require("do_pad", True, "Mllama's processor always pads")
-        around = config.outer.get("processor_class")
         max_tiles = config.take_integer("max_image_tiles", 4, most=_MOST_TILES)
-        if around not in (None, "MllamaProcessor"):
-            raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
+        take_around(config, "MllamaProcessor")
         return cls(
             **take_conversion(config, HALF, HALF, "bilinear"),
             tile_size=size["height"],

@@ -209,15 +209,27 @@ def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixel
     Raises:
         DecodeError: One side is more than 200 times as long as the other.
     """
+    return fit_blocks(1, 1, height, width, block, min_pixels, max_pixels)
+
+
+def fit_blocks(
+    frames: int, temporal: int, height: int, width: int, block: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Returns the same for frames of which the range counts all together, in whole temporal patches.
+
+    Raises:
+        DecodeError: One side is more than 200 times as long as the other.
+    """
     check_aspect_ratio(height, width)
-    # Python's round (half to even), as in the processor.
+    # Python's round (half to even), as in the processors.
     rows, columns = round(height / block), round(width / block)
-    if rows * columns * block * block > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
+    pixels = round(frames / temporal) * temporal * rows * columns * block * block
+    if pixels > max_pixels:
+        shrink = math.sqrt((frames * height * width) / max_pixels)
         rows = max(1, math.floor(height / shrink / block))
         columns = max(1, math.floor(width / shrink / block))
-    elif rows * columns * block * block < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
+    elif pixels < min_pixels:
+        grow = math.sqrt(min_pixels / (frames * height * width))
         rows, columns = math.ceil(height * grow / block), math.ceil(width * grow / block)
     return rows * block, columns * block
 

@@ -64,3 +64,19 @@ def height_and_width(config: ProcessorConfig, size: dict[str, int]) -> tuple[int
     if size.keys() != {"height", "width"}:
         raise config.error(f"size={size} is not a height and a width")
     return size["height"], size["width"]
+
+
+def take_around(config: ProcessorConfig, *known: str) -> str | None:
+    """Returns the class of the processor around an image processor; None if there is none.
+
+    Args:
+        config: Of the image processor.
+        *known: Classes whose text the front end knows.
+
+    Raises:
+        ConfigError: It is another class.
+    """
+    around: str | None = config.outer.get("processor_class")
+    if around not in (None, *known):
+        raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
+    return around

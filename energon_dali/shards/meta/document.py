@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from energon_dali.errors import ConfigError, DatasetFormatError
@@ -42,6 +42,20 @@ def read_meta_document(path: StoragePath, root: StoragePath) -> dict[str, Any] |
             f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). {_remedy(root)}"
         )
     return value
+
+
+def read_first_document(root: StoragePath, names: Sequence[str]) -> tuple[StoragePath, dict[str, Any]] | None:
+    """Returns (path, content) of the first of several files in `.nv-meta` that exists; None if none does.
+
+    Raises:
+        DatasetFormatError: It cannot be parsed, is too large, or is not a mapping.
+        StorageError: It cannot be read.
+    """
+    for name in names:
+        document = read_meta_document(root / META / name, root)
+        if document is not None:
+            return root / META / name, document
+    return None
 
 
 def _remedy(root: StoragePath) -> str:

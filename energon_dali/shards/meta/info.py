@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards.documents.content import check_inner_paths
 from energon_dali.shards.documents.yaml_text import write_yaml
-from energon_dali.shards.meta.document import META, read_meta_document
+from energon_dali.shards.meta.document import META, read_first_document
 from energon_dali.shards.storage import StoragePath
 
 INFO_NAMES = (".info.json", ".info.yaml")
@@ -25,12 +25,8 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         StorageError: It cannot be read.
     """
     refuse_meta(root)
-    for name in INFO_NAMES:
-        path = root / META / name
-        document = read_meta_document(path, root)
-        if document is not None:
-            break
-    else:
+    found = read_first_document(root, INFO_NAMES)
+    if found is None:
         if root.is_local and root.is_file():
             raise DatasetFormatError(
                 f"{root} is a file, and neither a metadataset (.yaml) nor lines of JSON (.jsonl). Give one of these, "
@@ -42,6 +38,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
             f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare "
             f"{shlex.quote(str(root))}`."
         )
+    path, document = found
     counts = document.get("shard_counts")
     if not isinstance(counts, dict) or not all(
         isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_SHARD_SAMPLES

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards.documents.braces import expand_braces
 from energon_dali.shards.documents.yaml_text import write_yaml
-from energon_dali.shards.meta.document import META, check_keys, check_new_name, read_meta_document
+from energon_dali.shards.meta.document import META, check_keys, check_new_name, read_first_document
 from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "split.yaml"
@@ -44,16 +44,13 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
         StorageError: It cannot be read.
     """
     names = split_names(name)
-    for candidate in names:
-        path = root / META / candidate
-        document = read_meta_document(path, root)
-        if document is not None:
-            break
-    else:
+    found = read_first_document(root, names)
+    if found is None:
         raise DatasetFormatError(
             f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali "
             f"prepare {shlex.quote(str(root))}`, or give split_config=NAME if it has another name."
         )
+    path, document = found
     check_keys(document, {"split_parts", "exclude"}, path)
     parts = document.get("split_parts")
     exclude = document.get("exclude") or []
