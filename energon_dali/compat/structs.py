@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,9 +12,8 @@ from energon_dali.errors import ConfigError, DatasetFormatError, EmptyDatasetErr
 from energon_dali.metadataset.subset import Subset
 from energon_dali.samples import SourceInfo, edataclass
 from energon_dali.shards import WebdatasetFolder
-from energon_dali.shards.documents.yaml_text import parse_yaml
 from energon_dali.shards.index.extent_index import SQLITE_NAME
-from energon_dali.shards.meta.document import META
+from energon_dali.shards.meta.document import META, read_first_document
 from energon_dali.shards.meta.info import INFO_NAMES, info_present, read_shard_counts
 
 
@@ -160,15 +158,12 @@ def get_dataset_info(path: EPath) -> dict[str, Any]:
     Raises:
         DatasetFormatError: There is neither.
     """
-    for name in INFO_NAMES:
-        file = EPath(path) / META / name
-        if file.is_file():
-            content = file.read_bytes()
-            found: dict[str, Any] = json.loads(content) if name.endswith(".json") else parse_yaml(content, str(file))
-            return found
-    raise DatasetFormatError(
-        f"{path} has no {' or '.join(INFO_NAMES)} in {META}. Run `energon-dali prepare {shlex.quote(str(path))}`."
-    )
+    found = read_first_document(EPath(path).storage_path, INFO_NAMES)
+    if found is None:
+        raise DatasetFormatError(
+            f"{path} has no {' or '.join(INFO_NAMES)} in {META}. Run `energon-dali prepare {shlex.quote(str(path))}`."
+        )
+    return found[1]
 
 
 def check_dataset_info_present(path: EPath) -> bool:

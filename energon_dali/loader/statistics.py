@@ -96,7 +96,39 @@ class LoaderStatistics:
         Args:
             earlier: What `stats()` returned before.
         """
-        return _difference(self, earlier)
+        elapsed = self.elapsed_seconds - earlier.elapsed_seconds
+        failure_kinds = _less(self.failure_kinds, earlier.failure_kinds)
+        requests: dict[str, float] = _less(self.requests, earlier.requests)
+        if requests:
+            # Means since the start become sums, whose difference is a mean of the time between.
+            seconds = self.requests["in_flight"] * self.elapsed_seconds
+            seconds -= earlier.requests.get("in_flight", 0.0) * earlier.elapsed_seconds
+            requests["in_flight"] = seconds / elapsed if elapsed > 0 else 0.0
+        occupancy = self.queue_occupancy
+        if occupancy is not None and (batches := self.batches - earlier.batches):
+            occupancy = (occupancy * self.batches - (earlier.queue_occupancy or 0.0) * earlier.batches) / batches
+        drawn: dict[str, Any] = {}
+        for name, row in self.blend.items():
+            for kind in ("samples", "units"):
+                if kind in row:
+                    drawn[f"blend.{kind}.{name}"] = row[kind] - earlier.blend.get(name, {}).get(kind, 0)
+        return replace(
+            self,
+            batches=self.batches - earlier.batches,
+            elapsed_seconds=elapsed,
+            blocked_seconds=self.blocked_seconds - earlier.blocked_seconds,
+            first_batch_seconds=self.first_batch_seconds if earlier.first_batch_seconds is None else None,
+            queue_occupancy=occupancy,
+            stage_seconds=_less(self.stage_seconds, earlier.stage_seconds),
+            routes=_less(self.routes, earlier.routes),
+            block_bytes=self.block_bytes - earlier.block_bytes,
+            blend=take_shares(drawn),
+            retries=_less(self.retries, earlier.retries),
+            requests=requests,
+            counts=_less(self.counts, earlier.counts),
+            failures=self.failures[max(0, len(self.failures) - sum(failure_kinds.values())) :],
+            failure_kinds={kind: count for kind, count in failure_kinds.items() if count},
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything as plain values."""
@@ -131,42 +163,6 @@ class LoaderStatistics:
             rows.append((f"failed in {failure['stage']}", f"{failure['shard']}/{failure['key']}: {failure['reason']}"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-
-
-def _difference(new: LoaderStatistics, old: LoaderStatistics) -> LoaderStatistics:
-    elapsed = new.elapsed_seconds - old.elapsed_seconds
-    failure_kinds = _less(new.failure_kinds, old.failure_kinds)
-    requests: dict[str, float] = _less(new.requests, old.requests)
-    if requests:
-        # Means since the start become sums, whose difference is a mean of the time between.
-        seconds = new.requests["in_flight"] * new.elapsed_seconds
-        seconds -= old.requests.get("in_flight", 0.0) * old.elapsed_seconds
-        requests["in_flight"] = seconds / elapsed if elapsed > 0 else 0.0
-    occupancy = new.queue_occupancy
-    if occupancy is not None and (batches := new.batches - old.batches):
-        occupancy = (occupancy * new.batches - (old.queue_occupancy or 0.0) * old.batches) / batches
-    drawn: dict[str, Any] = {}
-    for name, row in new.blend.items():
-        for kind in ("samples", "units"):
-            if kind in row:
-                drawn[f"blend.{kind}.{name}"] = row[kind] - old.blend.get(name, {}).get(kind, 0)
-    return replace(
-        new,
-        batches=new.batches - old.batches,
-        elapsed_seconds=elapsed,
-        blocked_seconds=new.blocked_seconds - old.blocked_seconds,
-        first_batch_seconds=new.first_batch_seconds if old.first_batch_seconds is None else None,
-        queue_occupancy=occupancy,
-        stage_seconds=_less(new.stage_seconds, old.stage_seconds),
-        routes=_less(new.routes, old.routes),
-        block_bytes=new.block_bytes - old.block_bytes,
-        blend=take_shares(drawn),
-        retries=_less(new.retries, old.retries),
-        requests=requests,
-        counts=_less(new.counts, old.counts),
-        failures=new.failures[max(0, len(new.failures) - sum(failure_kinds.values())) :],
-        failure_kinds={kind: count for kind, count in failure_kinds.items() if count},
-    )
 
 
 def _less(new: dict[str, NumberT], old: dict[str, NumberT]) -> dict[str, NumberT]:
