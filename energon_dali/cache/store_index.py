@@ -151,11 +151,8 @@ class StoreIndex:
                 self._db.close()
                 self._db = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["root"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root,)
 
 
 def unreadable(what: str, error: Exception) -> DatasetError:

@@ -320,11 +320,8 @@ class JsonlReader:
     def _remedy(self) -> str:
         return f"Run `energon-dali prepare {shlex.quote(str(self.file.path))}`."
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"file": self.file}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["file"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.file,)
 
     def __repr__(self) -> str:
         return f"JsonlReader({self.file!r})"

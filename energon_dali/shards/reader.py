@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -496,11 +497,8 @@ class ShardReader:
         found.__cause__ = error
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "part_filter": self.part_filter, "max_open_shards": self.max_open_shards}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["folder"], state["part_filter"], max_open_shards=state["max_open_shards"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), max_open_shards=self.max_open_shards), (self.folder, self.part_filter)
 
     def __repr__(self) -> str:
         return f"ShardReader({self.folder!r})"

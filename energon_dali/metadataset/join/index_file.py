@@ -114,8 +114,5 @@ class JoinIndexFile:
     def _error(self, what: str) -> DatasetFormatError:
         return DatasetFormatError(f"{self.path} {what}. Rebuild it with `energon-dali prepare` on the metadataset.")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "num_columns": self.num_columns}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["path"], state["num_columns"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.num_columns)

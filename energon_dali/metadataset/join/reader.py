@@ -269,11 +269,8 @@ class JoinedReader:
             "was joined. Run `energon-dali prepare` on the metadataset."
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"index": self.index, "readers": self.readers, "shards": self.shards}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["index"], state["readers"], state["shards"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.index, self.readers, self.shards)
 
     def __repr__(self) -> str:
         return f"JoinedReader({self.index.path}, {self.readers!r})"

@@ -174,11 +174,8 @@ class ExtentIndex:
             return "sqlite"
         return "tar"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "shard_counts": self.shard_counts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["root"], state["shard_counts"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.shard_counts)
 
     def __repr__(self) -> str:
         return f"ExtentIndex({self.root}, {len(self._names)} shards)"
