@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ class MscReader(RemoteReader):
         self._client, self._path = resolve(url)
 
     def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes:
-        return _ask(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
+        return _retried(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
 
     def _fetch(self, offset: int, size: int) -> bytes:
         from multistorageclient.types import Range
@@ -53,46 +54,38 @@ class MscBackend:
         return MscReader(url, size)
 
     def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
-        client, path = resolve(url)
         if max_bytes is not None and self.size(url) > max_bytes:
             return MscReader(url, max_bytes + 1).read_at(0, max_bytes + 1)
-        return bytes(_ask(lambda: client.read(path), "read", url))
+        return _ask(lambda client, path: bytes(client.read(path)), "read", url)
 
     def write_bytes(self, url: str, content: bytes) -> None:
-        client, path = resolve(url)
-        _ask(lambda: client.write(path, content), "write", url)
+        _ask(lambda client, path: client.write(path, content), "write", url)
 
     def write_file(self, url: str, local: str) -> None:
-        client, path = resolve(url)
-        _ask(lambda: client.upload_file(path, local), "upload", url)
+        _ask(lambda client, path: client.upload_file(path, local), "upload", url)
 
     def size(self, url: str) -> int:
         return self.identity(url)[0]
 
     def identity(self, url: str) -> tuple[int, str]:
-        client, path = resolve(url)
-        found = _ask(lambda: client.info(path), "look at", url)
+        found = _ask(lambda client, path: client.info(path), "look at", url)
         return int(found.content_length), str(found.etag or found.last_modified)
 
     def is_dir(self, url: str) -> bool:
-        client, path = resolve(url)
-        prefix = path.rstrip("/") + "/"
-        return _ask(lambda: any(True for _ in client.list(path=prefix)), "list", url)
+        return _ask(lambda client, path: any(True for _ in client.list(path=path.rstrip("/") + "/")), "list", url)
 
     def list_files(self, url: str) -> list[str]:
-        client, path = resolve(url)
-        prefix = path.rstrip("/") + "/" if path else ""
-        found = _ask(lambda: [item.key for item in client.list(path=prefix)], "list", url)
-        return sorted(key.removeprefix(prefix) for key in found if key.startswith(prefix))
+        def names(client: Any, path: str) -> list[str]:
+            prefix = path.rstrip("/") + "/" if path else ""
+            keys = [item.key for item in client.list(path=prefix)]
+            return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+
+        return _ask(names, "list", url)
 
     def remove(self, url: str) -> None:
-        client, path = resolve(url)
-
-        def delete() -> None:
-            try:
+        def delete(client: Any, path: str) -> None:
+            with suppress(FileNotFoundError):
                 client.delete(path)
-            except FileNotFoundError:
-                return
 
         _ask(delete, "remove", url)
 
@@ -156,7 +149,18 @@ def _mapping(variable: str | None, home: str | None) -> tuple[frozenset[str], An
     return frozenset((configuration or {}).get("profiles") or ()), StorageClientConfig.read_path_mapping()
 
 
-def _ask(call: Callable[[], T], doing: str, url: str) -> T:
+def _ask(call: Callable[[Any, str], T], doing: str, url: str) -> T:
+    """Calls `call(client, path)` with retries, and returns its result.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        StorageError: Every attempt failed, or no client can be created.
+    """
+    client, path = resolve(url)
+    return _retried(lambda: call(client, path), doing, url)
+
+
+def _retried(call: Callable[[], T], doing: str, url: str) -> T:
     """Calls `call` with retries, and returns its result.
 
     Raises:
