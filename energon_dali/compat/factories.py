@@ -78,7 +78,7 @@ class OwnDatasetFactory(BaseCoreDatasetFactory[T_sample]):
 
     path: EPath
 
-    def _keep_order(
+    def _keep(
         self,
         training: bool,
         worker_config: WorkerConfig,
@@ -87,7 +87,6 @@ class OwnDatasetFactory(BaseCoreDatasetFactory[T_sample]):
         max_samples_per_sequence: int | None,
         subset: DatasetSubset | None,
     ) -> None:
-        """Keeps the arguments that all factories have in common."""
         self.training = training
         self.worker_config = worker_config
         self.shuffle_over_epochs = shuffle_over_epochs
@@ -180,8 +179,7 @@ class BaseWebdatasetFactory(OwnDatasetFactory[T_sample], WebdatasetPreparator):
         self.split_part = split_part
         self.split_config = split_config
         self.part_filter = part_filter
-        order = (shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
-        self._keep_order(training, worker_config, *order)
+        self._keep(training, worker_config, shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
 
     @classmethod
     def open_folder(cls, path: str, options: Mapping[str, Any]) -> BaseWebdatasetFactory[T_sample]:

@@ -74,8 +74,7 @@ class JoinedWebdatasetFactory(OwnDatasetFactory[Any]):
                 f"The join index {self.join_index} does not exist. Run `energon-dali prepare` on the metadataset with "
                 "the join; do so again if its datasets changed."
             )
-        order = (shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
-        self._keep_order(training, worker_config, *order)
+        self._keep(training, worker_config, shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
 
     @property
     def paths(self) -> list[EPath]:  # type: ignore[override]

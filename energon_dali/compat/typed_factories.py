@@ -118,8 +118,7 @@ class CrudeJsonlDatasetFactory(OwnDatasetFactory[CrudeSample], JsonlPreparator):
         self.path = EPath(path)
         self.paths = [self.path]
         self.part_filter = part_filter
-        order = (shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
-        self._keep_order(training, worker_config, *order)
+        self._keep(training, worker_config, shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
         self._num_samples = JsonlFile(self.path.storage_path).num_samples
 
     def __len__(self) -> int:
