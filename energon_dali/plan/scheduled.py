@@ -216,10 +216,9 @@ class ScheduledBlendPlan(Mixture):
             found.append(_Segment(whole, min(stop, end), Draws(mean, MODULUS, (SCHEDULE, self.seed, whole))))
         return found
 
-    def _shares_at(self, unit: float, point: WeightPoint | None = None) -> list[float]:
-        """Returns the shares at a unit: those of the schedule, or as if a point held until its end."""
-        step = self.base.step + (unit - self.base.unit) / self.step_size
-        return self.schedule.shares(step) if point is None else point.shares(step)
+    def _shares_at(self, unit: float, point: WeightPoint) -> list[float]:
+        """Returns the shares at a unit, as if a point held until its end."""
+        return point.shares(self.base.step + (unit - self.base.unit) / self.step_size)
 
     def _counts_before(self, number: int) -> Int64Array:
         """Returns int64[plans]: rows of each plan before a segment."""
