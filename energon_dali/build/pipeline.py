@@ -266,7 +266,7 @@ def _batch(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptio
             tree,
             batcher,
             on_missing=options.on_missing if options.training else "shrink",
-            batcher_stateless=is_stateless(batcher),
+            batcher_stateless=stateless,
             batcher_config=config,
             failure_tolerance=tolerance,
         ), True

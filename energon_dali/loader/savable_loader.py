@@ -210,7 +210,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             world_size: Number of the new ranks.
 
         Raises:
-            ConfigError: There are no global batches, or they cannot be divided among so many ranks.
+            ConfigError: There are no global batches, or a step cannot be divided among that many ranks.
             StateError: The step is not over.
         """
         batches = self._tree.global_batches

@@ -266,10 +266,6 @@ class ScheduledBlendPlan(Mixture):
                 parts.append(self.gather.rows(taken, self._counts_before(number) + before, stream))
         return Rows.joined(parts)
 
-    def continued(self, base: Base, step_size: int) -> ScheduledBlendPlan:
-        """Returns the plan of a job that continues at a base with steps of another size."""
-        return replace(self, base=base, step_size=step_size)
-
     def __str__(self) -> str:
         changes = ", ".join(
             f"from step {point.step:,}: "

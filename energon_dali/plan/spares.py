@@ -27,7 +27,7 @@ def spare_number(seed: int, unit: int, attempt: int, num_samples: int) -> int:
 
 def spare_pass(unit: int, attempt: int) -> int:
     """Returns the number of the pass of a spare: an extra repeat, which no row of a plan has."""
-    return (1 << 61) + unit * 8 + attempt
+    return (1 << 61) + unit * 64 + attempt
 
 
 def spare_unit(unit: int, attempt: int) -> int:

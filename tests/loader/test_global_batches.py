@@ -610,3 +610,13 @@ def test_the_command_line_shows_and_writes_states(folder: Path, tmp_path: Path, 
     assert [batch["rank"] for batch in batches] == [0, 0, 1, 1]
     keys = sorted(sample["key"] for batch in batches for sample in batch["samples"])
     assert keys == [text.split()[0] for text in reference[1]]
+
+
+def test_a_rank_without_a_sample_is_filled_from_the_weights_that_hold(folder: Path) -> None:
+    """Three samples for two ranks, one at a time: the second rank has none in the second micro-batch of a step."""
+    job = Job(folder / "blend.yaml", 2, 3, 1, options={"uneven": "ragged"})
+    with job.loader(1) as loader:
+        loader.set_weights([0.0, 1.0], from_step=2)
+        batches = list(take(loader, 12))
+    assert [batch.num_units for batch in batches] == [1, 0] * 6
+    assert {batch.text[0][0] for batch in batches if batch.step >= 2} == {"b"}

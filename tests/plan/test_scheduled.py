@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,7 +75,7 @@ def test_steps_of_another_size_continue_at_the_next_row_of_each_plan() -> None:
     unit = 312 * 100
     base = first.rebased(312, unit)
     assert base == Base(312, unit, unit, first.counts_at(unit))
-    second = first.continued(base, 250)
+    second = replace(first, base=base, step_size=250)
     assert second.unit_of(700) == unit + (700 - 312) * 250
     both = np.concatenate([first.rows(0, unit).indices, second.rows(unit, unit + 40_000).indices])
     sources = np.concatenate([first.rows(0, unit).sources, second.rows(unit, unit + 40_000).sources])
@@ -90,7 +92,7 @@ def test_weights_that_hold_go_on_as_they_began() -> None:
     first = blend(RAMP)
     base = first.rebased(600, 60_000)
     assert base == Base(600, 60_000, 50_000, first.counts_at(50_000))
-    second = first.continued(base, 250)
+    second = replace(first, base=base, step_size=250)
     assert second.rows(60_000, 70_000).as_tuples() == first.rows(60_000, 70_000).as_tuples()
     assert set(second.rows(60_000, 85_000).sources.tolist()) == {0, 1}  # until step 700
     assert 2 in second.rows(85_000, 85_100).sources

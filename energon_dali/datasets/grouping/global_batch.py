@@ -177,7 +177,7 @@ class _GlobalBatchIterator(GroupingIterator):
         # Nothing is left, or there were no units: all ranks yield equally many micro-batches all the same.
         if not units:
             first = planned.step.first_unit
-            units, sources = [first], self._plan.units.rows(first, first + 1).sources.tolist()
+            units, sources = [first], self._plan.resolved_units.rows(first, first + 1).sources.tolist()
         filler = self._spare(units[0], sources[0], range(SPARES, _FILLERS), number, 0)
         if filler is None:
             raise FatalSampleError(
