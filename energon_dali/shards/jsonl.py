@@ -202,14 +202,14 @@ class JsonlReader:
             raise extent
         return reader, [(0, 1, *extent)]
 
-    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes, int]]) -> RawSample:
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes | memoryview, int]]) -> RawSample:
         """Returns a sample of the bytes that were read for it; see PlannedSource.
 
         Raises:
             DatasetError: They are no longer one line.
         """
         ((_, _, offset, size), data, base) = pieces[0]
-        found = self._sample(sample, data[offset - base : offset - base + size])
+        found = self._sample(sample, bytes(data[offset - base : offset - base + size]))
         if isinstance(found, DatasetError):
             raise found
         return found

@@ -65,7 +65,7 @@ class PlannedSource(Protocol):
             DatasetError: The shard cannot be opened, or has no such sample.
         """
 
-    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes, int]]) -> RawSample:
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes | memoryview, int]]) -> RawSample:
         """Returns the sample.
 
         Args:
@@ -81,7 +81,7 @@ class PlannedSource(Protocol):
         """Returns the error for a shard that cannot be read."""
 
 
-_Piece = tuple[Future[list[bytes]], int]
+_Piece = tuple[Future[list[bytes | memoryview]], int]
 """The bytes of a run: which of those that a request brings."""
 
 
@@ -381,8 +381,8 @@ def read_planned(
         reads.close()
 
 
-def _read(reader: RangeReader, offset: int, size: int, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Reads a range, and returns pieces of it, so that none keeps the memory of the others.
+def _read(reader: RangeReader, offset: int, size: int, pieces: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
+    """Reads a range, and returns pieces of it, as copies where there are several: none keeps the memory of others.
 
     Args:
         reader: The file.
@@ -390,8 +390,11 @@ def _read(reader: RangeReader, offset: int, size: int, pieces: Sequence[tuple[in
         size: Number of bytes.
         pieces: (offset in the range, size).
     """
-    data = reader.read_at(offset, size)
-    return [data[start : start + length] for start, length in pieces]
+    data = reader.read_view(offset, size)
+    if len(pieces) == 1:
+        start, length = pieces[0]
+        return [data[start : start + length]]
+    return [bytes(data[start : start + length]) for start, length in pieces]
 
 
 def _gap(row: _Row, neighbour: _Row, step: int) -> int:

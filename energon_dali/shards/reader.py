@@ -134,9 +134,7 @@ class OpenShard:
         self.first_index = first_index
         self.layout = layout
         self.reader = reader
-        self.read: Callable[[int, int], bytes | memoryview] = (
-            reader.read_view if isinstance(reader, LocalReader) else reader.read_at
-        )
+        self.read = reader.read_view
         """Reads a range for parts that may be views of it."""
         self.near = near
         self.chunks: dict[int, bytes] = {}
@@ -461,7 +459,7 @@ class ShardReader:
             raise opened.missing(sample)
         return opened.reader, layout.runs(sample)
 
-    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes, int]]) -> RawSample:
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes | memoryview, int]]) -> RawSample:
         """Returns a sample of the bytes that were read for it; see PlannedSource.
 
         Raises:

@@ -150,7 +150,7 @@ def test_any_plan_gives_the_samples_and_keeps_to_its_limits(folder: WebdatasetFo
 def test_runs_are_streamed_and_requests_are_in_flight_together(
     folder: WebdatasetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, running, most, calls = LocalReader.read_at, 0, 0, 0
+    real, running, most, calls = LocalReader.read_view, 0, 0, 0
     lock = threading.Lock()
 
     def slow(self: LocalReader, offset: int, size: int) -> bytes:
@@ -168,7 +168,7 @@ def test_runs_are_streamed_and_requests_are_in_flight_together(
     with read_scope(ReadScope(read_ahead_bytes=1 << 20, requests_in_flight=8)):
         reads = PlannedReads(ShardReader(folder), 1, 1)
         reads.plan(shards, samples)
-        monkeypatch.setattr(LocalReader, "read_at", slow)
+        monkeypatch.setattr(LocalReader, "read_view", slow)
         reads.issue(len(shards))
         assert all(isinstance(reads.take(), RawSample) for _ in shards)
         assert calls == len(folder.shard_counts), "one request per shard"
@@ -188,7 +188,7 @@ def test_closing_cancels_what_has_not_begun(folder: WebdatasetFolder, monkeypatc
     with read_scope(ReadScope(read_ahead_bytes=1 << 20, requests_in_flight=1)):
         reads = PlannedReads(ShardReader(folder), 1, 1)
         reads.plan(range(len(folder.shard_counts)), [0] * len(folder.shard_counts))
-        monkeypatch.setattr(LocalReader, "read_at", stuck)
+        monkeypatch.setattr(LocalReader, "read_view", stuck)
         reads.issue(len(reads))
         assert began.wait(60)
         reads.close()
@@ -239,7 +239,7 @@ class _Neighbours:
     def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
         return self, [(0, 1, sample * self.size, self.size)]  # type: ignore[return-value]
 
-    def read_at(self, offset: int, size: int) -> bytes:
+    def read_view(self, offset: int, size: int) -> bytes:
         self.requests.append((offset, size))
         return bytes(size)
 

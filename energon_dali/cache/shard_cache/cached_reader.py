@@ -81,6 +81,10 @@ class CachedReader:
             break
         return self._fetch(None, offset, size)
 
+    def read_view(self, offset: int, size: int) -> bytes | memoryview:
+        """Returns what `read_at` does."""
+        return self.read_at(offset, size)
+
     def close(self) -> None:
         """Closes the shard."""
         with self._lock:

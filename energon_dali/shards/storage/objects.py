@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, SMALL_BYTES, open_bucket
@@ -12,10 +12,14 @@ from energon_dali.shards.storage.remote_reader import RemoteReader
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import VersionChangedError, changed_text
 
+_Data = TypeVar("_Data", bytes, "bytes | memoryview")
+
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
 _MAX_PARTS = 9_000
 """Stores allow 10,000 parts."""
+_VIEW_BYTES = 32 << 10
+"""Smaller responses are copied: they may be part of a buffer of the connection, which a view would keep in memory."""
 _UPLOADS = 4
 """Parts of a file that are uploaded at the same time."""
 
@@ -37,20 +41,20 @@ class ObjectReader(RemoteReader):
         self._bucket, self._key = open_bucket(url)
         self.expected_tag = ""
 
-    def read_at(self, offset: int, size: int) -> bytes:
+    def read_view(self, offset: int, size: int) -> bytes | memoryview:
         end = min(offset + size, self.size)
         if end - offset <= PIECE_BYTES:
-            return super().read_at(offset, size)
+            return super().read_view(offset, size)
         starts = range(offset, end, PIECE_BYTES)
-        return b"".join(super(ObjectReader, self).read_at(start, min(PIECE_BYTES, end - start)) for start in starts)
+        return b"".join(super(ObjectReader, self).read_view(start, min(PIECE_BYTES, end - start)) for start in starts)
 
-    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes:
+    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes | memoryview:
         try:
             return self._fetch(offset, size)
         except OSError as error:
             return super()._fetch_patiently(offset, size, error)
 
-    def _fetch(self, offset: int, size: int) -> bytes:
+    def _fetch(self, offset: int, size: int) -> bytes | memoryview:
         return self._bucket.call(_get_range, self.url, self, offset, size, is_large=size > SMALL_BYTES)
 
 
@@ -97,8 +101,8 @@ def _ask(request: Any, doing: str, url: str, *arguments: Any, is_large: bool = F
     return with_retries(lambda: bucket.call(request, url, key, *arguments, is_large=is_large), doing, url)
 
 
-def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size: int) -> bytes:
-    """Returns a range of an object.
+def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size: int) -> bytes | memoryview:
+    """Returns a range of an object; a large one as a view of the response.
 
     Raises:
         StorageError: The object has another size than it had.
@@ -119,7 +123,8 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
     found = response.meta["e_tag"]
     if reader.expected_tag and found and found != reader.expected_tag:
         raise VersionChangedError(f"{reader.url} was replaced while it was being read.")
-    data = _complete(bytes(response.bytes()), size)
+    content = response.bytes()
+    data = _complete(memoryview(content) if size >= _VIEW_BYTES else bytes(content), size)
     reader._bucket.has_ranges = True
     return data
 
@@ -131,7 +136,7 @@ def _get(obstore: Any, store: Any, key: str, largest: int) -> bytes | int:
     return size if size > largest else _complete(bytes(response.bytes()), size)
 
 
-def _complete(data: bytes, size: int) -> bytes:
+def _complete(data: _Data, size: int) -> _Data:
     if len(data) != size:
         raise ConnectionError(f"the response ended after {len(data)} of {size} bytes")
     return data

@@ -34,6 +34,9 @@ class RangeReader(Protocol):
             StorageError: It could not be read, retries included.
         """
 
+    def read_view(self, offset: int, size: int) -> bytes | memoryview:
+        """Returns what `read_at` does, or a view of memory that does not change while a view of it is left."""
+
     def close(self) -> None:
         """Closes the file."""
 

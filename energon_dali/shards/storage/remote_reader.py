@@ -23,6 +23,10 @@ class RemoteReader(ABC):
         self._store = store_of(url)
 
     def read_at(self, offset: int, size: int) -> bytes:
+        data = self.read_view(offset, size)
+        return data if isinstance(data, bytes) else bytes(data)
+
+    def read_view(self, offset: int, size: int) -> bytes | memoryview:
         size = min(size, self.size - offset)  # a server refuses a range that begins at the end
         if size <= 0:
             return b""
@@ -30,12 +34,12 @@ class RemoteReader(ABC):
         self._store.succeeded(self.url, self._probe, offset)
         return data
 
-    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes:
+    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes | memoryview:
         doing = f"read bytes {offset} to {offset + size} of"
         return with_retries(partial(self._fetch, offset, size), doing, self.url, failed=failed)
 
     @abstractmethod
-    def _fetch(self, offset: int, size: int) -> bytes:
+    def _fetch(self, offset: int, size: int) -> bytes | memoryview:
         """Makes one attempt."""
 
     def _probe(self, offset: int) -> None:
