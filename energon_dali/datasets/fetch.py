@@ -235,7 +235,9 @@ class Fetch:
         if source not in self._known:
             self._known.add(source)
             reader.expect_order(plan.window, plan.num_samples / max(1, len(plan.slices)))
-        reads = reader.planned_reads(plan.window, plan.lanes)
+        # Streams that share one order of the whole job see a part of its window, and of its lanes.
+        sharing = self._plan.num_streams // plan.num_streams
+        reads = reader.planned_reads(-(-plan.window // sharing), -(-plan.lanes // sharing))
         if reads is not None:
             self._reads[source] = reads
 
