@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from energon_dali.datasets.stream import State
@@ -47,9 +47,12 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
 
 def cursor_entry(cursor: Cursor) -> State:
     """Returns the entry of a state for a cursor; see `cursor_of`."""
+    base = cursor.base
     return {
-        **asdict(cursor),
+        "unit": cursor.unit,
+        "step": cursor.step,
+        "micro_batch": cursor.micro_batch,
         "skipped": [list(one) for one in cursor.skipped],
         "weights": [[step, list(weights)] for step, weights in cursor.weights],
-        "base": {**asdict(cursor.base), "counts": list(cursor.base.counts)},
+        "base": {"step": base.step, "unit": base.unit, "drawn_from": base.drawn_from, "counts": list(base.counts)},
     }

@@ -322,7 +322,7 @@ class _SourceIterator(StreamIterator[Any]):
             try:
                 key = (NAME, raw.index, number) if self._is_only else self._dataset.key_of(source, raw.index, number)
                 if self._places is not None:
-                    key = (UNIT_NAME, *self._places.at(self._row - 1, self._end), *key)
+                    key = self._places.at(self._row - 1, self._end) + key
                 sample = stages.load(raw, seed, key)
             except Exception as error:
                 name = self._dataset.sources[source].name
@@ -423,10 +423,10 @@ class _Places:
     def __init__(self, plan: GlobalBatchPlan, stream: int) -> None:
         self._plan = plan
         self._stream = stream
-        self._first, self._known = 0, list[tuple[int, int, int]]()
+        self._first, self._known = 0, list[Key]()
 
-    def at(self, row: int, end: int) -> tuple[int, int, int]:
-        """Returns (unit, number of the micro-batch in the epoch of the stream, place in it).
+    def at(self, row: int, end: int) -> Key:
+        """Returns (UNIT_NAME, unit, number of the micro-batch in the epoch of the stream, place in it).
 
         Args:
             row: Position in the stream.
@@ -434,7 +434,8 @@ class _Places:
         """
         if not 0 <= row - self._first < len(self._known):
             self._first = row
-            self._known = self._plan.places(row, min(end, row + _PLACES_PLANNED), self._stream)
+            places = self._plan.places(row, min(end, row + _PLACES_PLANNED), self._stream)
+            self._known = [(UNIT_NAME, *place) for place in places]
         return self._known[row - self._first]
 
 

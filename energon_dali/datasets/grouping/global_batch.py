@@ -123,29 +123,31 @@ class _GlobalBatchIterator(GroupingIterator):
         self._micro_batch += 1
         if len(found) < size or not size:
             found = self._with_spares(self._plan.micro_batch(self._stream, self._epoch, number), number, found)
-        samples, keys = zip(*(found[place] for place in sorted(found)), strict=True)
+            found = dict(sorted(found.items()))
+        samples, keys = zip(*found.values(), strict=True)
         return list(samples), list(keys)
 
     def _take(self, number: int, size: int) -> dict[int, tuple[Any, Key]]:
         """Returns the elements of a micro-batch that arrive, by their places."""
         found: dict[int, tuple[Any, Key]] = {}
-        place = -1
+        inner, place = self._inner, -1
         while place + 1 < size:
-            if self._waiting is None:
+            waiting = self._waiting
+            if waiting is None:
                 if self._has_ended:
                     break
                 try:
-                    element = next(self._inner)
+                    element = next(inner)
                 except StopIteration:
                     self._has_ended = True
                     break
-                self._waiting = element, self._inner.last_key(element)
-            key = self._waiting[1]
+                waiting = self._waiting = element, inner.last_key(element)
+            key = waiting[1]
             at = key.index(UNIT_NAME)
             if key[at + 2] != number:
                 break
             place = key[at + 3]
-            found[place], self._waiting = self._waiting, None
+            found[place], self._waiting = waiting, None
         return found
 
     def _end_epoch(self) -> None:
