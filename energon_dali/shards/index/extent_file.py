@@ -52,6 +52,8 @@ MAPPED_AT_ONCE_BYTES = 64 << 10
 the interpreter lock over where threads wait for it."""
 _LARGE_SECTION = 1 << 20
 """Size of a section from which on checking it touches more pages than should stay mapped."""
+_SMALL_MAP_BYTES = 16 << 20
+"""Maps up to this size, of about 430,000 samples, keep the pages that were touched."""
 _KEPT_NAMES = 4096
 
 
@@ -248,8 +250,8 @@ class ExtentFile:
             self._copy.fetch(indices)
 
     def release_pages(self) -> None:
-        """Gives back the pages of the map that were touched; the page cache of the system keeps them."""
-        if self._map.size() >= mmap.PAGESIZE:
+        """Gives back the pages of a large map that were touched; the page cache of the system keeps them."""
+        if self._map.size() > _SMALL_MAP_BYTES:
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
