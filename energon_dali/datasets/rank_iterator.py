@@ -19,6 +19,7 @@ from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry,
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
+from energon_dali.plan import Cursor
 from energon_dali.shards.documents.state_entries import (
     check_plain,
     count_of,
@@ -219,7 +220,8 @@ class RankIterator(Iterator[T], Generic[T]):
         """Starts all workers at once, instead of each when the first element of its stream is wanted."""
         self._warm = True
         if self._blocks is not None:
-            self._blocks.start_all(stream for stream in self._streams if stream not in self._restored)
+            cursor = None if self._batches is None else {"cursor": cursor_entry(self._batches.start)}
+            self._blocks.start_all((stream for stream in self._streams if stream not in self._restored), cursor)
 
     def _check_empty_epoch(self) -> None:
         """Ends the run after an epoch without elements if a sample failed.
@@ -256,6 +258,8 @@ class RankIterator(Iterator[T], Generic[T]):
             self._epoch = 0
             self._warm = False
             self._restored.clear()
+            if self._batches is not None:  # the tree begins where a state was restored
+                self._continue_from(Cursor(weights=self._batches.start.weights))
         raise StopIteration
 
     def _rewind(self) -> None:
@@ -337,12 +341,15 @@ class RankIterator(Iterator[T], Generic[T]):
         Raises:
             StateError: The state has no cursor, or streams have begun elsewhere.
         """
+        self._continue_from(cursor_of(state))
+        self._given = count_of(state, "given") if "given" in state else 0
+
+    def _continue_from(self, start: Cursor) -> None:
+        """Lets the tree of global batches begin at a cursor; no stream may have begun."""
         assert self._batches is not None
-        start = cursor_of(state)
         if start != self._batches.start:
             self._dataset = self._dataset.continued(start, self._dataset.worker_config)
             self._batches = self._dataset.global_batches
-        self._given = count_of(state, "given") if "given" in state else 0
 
     def interrupt(self) -> None:
         """Makes a thread that waits to retry a read give up with a StorageError."""

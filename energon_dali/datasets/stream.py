@@ -42,11 +42,12 @@ class BlockSource(Protocol):
     def start(self, stream: int, state: State | None) -> None:
         """Starts a stream at a state, or at its beginning; returns at once."""
 
-    def start_all(self, streams: Iterable[int]) -> None:
+    def start_all(self, streams: Iterable[int], cursor: State | None) -> None:
         """Starts streams at their beginning below every border of the tree, so that all workers begin at once.
 
         Args:
             streams: Numbers of streams of the job.
+            cursor: With global batches, where they begin, as {"cursor": ...}; else None.
         """
 
     def next_block(self, stream: int) -> Block:

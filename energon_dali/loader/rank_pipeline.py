@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.processes.fork_safety import fork_hazard
@@ -47,9 +46,6 @@ class RankPipeline:
         on_pool: Callable[[WorkerPool], None] | None = None,
     ) -> None:
         self.pool: WorkerPool | None = None
-        if dataset.global_batches is not None and state is not None:
-            # The workers begin where the state is, as those of a new job begin at its start.
-            dataset = dataset.continued(cursor_of(state), dataset.worker_config)
         if has_workers(dataset):
             self.pool = WorkerPool(find_worker_borders(dataset), metrics, options)
             if on_pool is not None:

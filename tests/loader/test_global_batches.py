@@ -255,6 +255,40 @@ def test_a_validation_takes_each_sample_once_on_any_number_of_ranks(folder: Path
     assert sorted(keys) == [f"b{n:03d}" for n in range(25)]
 
 
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_limited_validation_begins_again_after_a_restore(folder: Path, workers: int) -> None:
+    def validation() -> Any:
+        dataset = ed.get_val_dataset(
+            folder / "a",
+            split_part="train",
+            worker_config=ed.WorkerConfig(rank=1, world_size=2, num_workers=workers),
+            batch_size=4,
+            global_batch_size=16,
+            limit=3,
+            task_encoder=Encoder(),
+        )
+        return ed.get_savable_loader(dataset)
+
+    def batches_of(loader: Any) -> list[Any]:
+        return [(batch.step, batch.micro_batch, batch.text) for batch in loader]
+
+    with validation() as loader:
+        whole = batches_of(loader)
+        assert [(step, number) for step, number, _ in whole] == [divmod(n, 2) for n in range(6)]
+        assert batches_of(loader) == whole
+    for delivered in (1, 2, 5, 6):
+        with validation() as loader:
+            list(take(loader, delivered))
+            state = loader.save_state_rank()
+        with validation() as loader:
+            loader.restore_state_rank(state)
+            assert [batches_of(loader) for _ in range(3)] == [whole[delivered:], whole, whole]
+            list(take(loader, 1))
+            loader.change_workers(1)
+            assert [batches_of(loader) for _ in range(2)] == [whole[1:], whole]
+
+
 UNCHANGED: dict[str, Any] = {"weights": [], "base": {"step": 0, "unit": 0, "drawn_from": 0, "counts": []}}
 """What a state says of weights that nobody changed."""
 

@@ -37,7 +37,7 @@ class StartStream:
     generation: int
     """How often the stream was started before. Blocks of an earlier start may still be on the way; they are dropped."""
     state: dict[str, Any] | None
-    """None is the beginning."""
+    """None is the beginning. With global batches, {"cursor": ...} is where the job begins."""
     credits: int
     """Blocks that may be on the way."""
 

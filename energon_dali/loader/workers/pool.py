@@ -53,6 +53,8 @@ class WorkerPool(ProcessGroup):
         self.on_wait: Callable[[float], None] | None = None
         """Called about once per second while a block is waited for, with the seconds waited so far; may raise."""
         self._streams: dict[int, _Stream] = {}
+        self._beginning: State | None = None
+        """Where streams begin; None is the beginning of the borders' trees."""
         self._config = config = borders[0].worker_config
         self._worker_of = {
             border.block_stream(stream): worker
@@ -81,8 +83,14 @@ class WorkerPool(ProcessGroup):
         spare_arenas = 2 + self._prefetch * sum(one == worker for one in self._worker_of.values())
         return WorkerTask(self._borders, config.rank, worker, config.seed_offset, spare_arenas, self._options)
 
-    def start_all(self, streams: Iterable[int]) -> None:
-        """Starts streams of the job at their beginning below every border, so that all workers start at once."""
+    def start_all(self, streams: Iterable[int], cursor: State | None) -> None:
+        """Starts streams of the job at their beginning below every border, so that all workers start at once.
+
+        Args:
+            streams: Their numbers.
+            cursor: With global batches, where they begin, whatever the trees of the workers begin with.
+        """
+        self._beginning = cursor
         for stream in streams:
             for border in self._borders:
                 self.start(border.block_stream(stream), None)
@@ -90,9 +98,10 @@ class WorkerPool(ProcessGroup):
     def start(self, stream: int, state: State | None) -> None:
         """Starts a stream at a state, or at its beginning; a stream that runs is restarted there."""
         before = self._streams.get(stream)
-        if before is not None and state is None and before.untouched:
+        fresh, state = state is None, self._beginning if state is None else state
+        if before is not None and fresh and before.waits_at(state):
             return  # it was started ahead of time
-        new = _Stream(stream, 0 if before is None else before.generation + 1, fresh=state is None)
+        new = _Stream(stream, 0 if before is None else before.generation + 1, state, fresh=fresh)
         self._streams[stream] = new
         self.launch()
         worker = self._members[self._worker_of[stream]]
@@ -169,13 +178,15 @@ class _Stream:
     Args:
         stream: Its number.
         generation: How often it was started before.
-        fresh: Whether it starts at its beginning.
+        start: The state at which it starts.
+        fresh: Whether that is its beginning.
     """
 
-    __slots__ = ("_fresh", "_states", "_taken", "blocks", "error", "generation", "paused", "stream")
+    __slots__ = ("_fresh", "_start", "_states", "_taken", "blocks", "error", "generation", "paused", "stream")
 
-    def __init__(self, stream: int, generation: int, *, fresh: bool) -> None:
+    def __init__(self, stream: int, generation: int, start: State | None, *, fresh: bool) -> None:
         self.stream = stream
+        self._start = start
         self.generation = generation
         self.blocks: deque[tuple[BlockSent, memoryview]] = deque()
         self.error: Exception | None = None
@@ -185,10 +196,9 @@ class _Stream:
         self._taken = False
         self._states = StateReceiver()
 
-    @property
-    def untouched(self) -> bool:
-        """Whether it started at its beginning and no block was taken."""
-        return self._fresh and not self._taken
+    def waits_at(self, beginning: State | None) -> bool:
+        """Returns whether it started at a beginning and no block was taken."""
+        return self._fresh and not self._taken and self._start == beginning
 
     def accept(self, message: BlockSent, payload: memoryview) -> bool:
         """Queues a block; returns False for one of an earlier start."""

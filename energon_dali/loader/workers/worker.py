@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, Message, StartStream, decode
@@ -141,8 +142,11 @@ class WorkerServer(BlockServer):
             number, stream = divmod(message.stream, self._num_streams)
             fresh = self._task.options.start_method != "fork"
             context = StreamContext(stream, self.metrics, in_worker=True, fresh_process=fresh)
-            iterator = self._task.borders[number].open_blocks(context)
-            iterator.load_state_dict(message.state)
+            border, state = self._task.borders[number], message.state
+            if state is not None and border.global_batches is not None:
+                border, state = border.continued(cursor_of(state), border.worker_config), None
+            iterator = border.open_blocks(context)
+            iterator.load_state_dict(state)
         except BaseException as error:
             self._send_failure(message.stream, message.generation, error)
             return
