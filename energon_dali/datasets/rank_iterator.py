@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
+from energon_dali.datasets.deviations import DEVIATIONS, LEFT_OUT, Deviation, find_deviations
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.planned import in_turn
 from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry, skipped_by_state
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
-from energon_dali.plan import Cursor
+from energon_dali.plan import Cursor, GlobalBatchPlan
+from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import (
     check_plain,
     count_of,
@@ -99,6 +101,10 @@ class RankIterator(Iterator[T], Generic[T]):
         self._batches = dataset.global_batches
         self._epoch = 0
         """Epochs of the data that have ended; counted with global batches."""
+        self._deviations: tuple[Deviation, ...] = ()
+        """Where the last micro-batch of global batches differs from its units."""
+        self._reached = 0 if self._batches is None else self._batches.start.unit
+        """The unit after the last step of which a micro-batch was taken."""
         if self._batches is not None:
             refuse_stages(dataset)
         if self._batches is not None and worker is not None:
@@ -214,7 +220,16 @@ class RankIterator(Iterator[T], Generic[T]):
                 self.metrics.add_time("rank", time.perf_counter() - start)
             self._counts[stream] += 1
             self._given += 1
+            if self._batches is not None:
+                self._note_units(self._batches, stream, self._iterator(stream).last_key(element))
             return stream, element
+
+    def _note_units(self, batches: GlobalBatchPlan, stream: int, key: Key) -> None:
+        """Notes which units a micro-batch should hold and does not."""
+        number = self._counts[stream] - 1
+        step, _ = batches.place_of(stream, self._epoch, number)
+        self._reached = step.first_unit + step.size
+        self._deviations = find_deviations(batches, stream, self._epoch, number, key)
 
     def _start_streams(self) -> None:
         """Starts all workers at once, instead of each when the first element of its stream is wanted."""
@@ -276,7 +291,11 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns the same at low cost; `stream.plain` turns it into plain values."""
         if self._batches is not None:
             cursor = self._batches.cursor(self._epoch, sum(self._counts.values()))
-            return {"given": self._given, "cursor": cursor_entry(cursor), "streams": {}}
+            found = self._deviations
+            if not cursor.micro_batch and cursor.unit > self._reached:
+                found = (*found, Deviation(self._reached, LEFT_OUT, cursor.unit - self._reached))
+            deviations = {DEVIATIONS: [list(one) for one in found]} if found else {}
+            return {"given": self._given, "cursor": cursor_entry(cursor), "streams": {}, **deviations}
         return {
             "given": self._given,
             **(as_entry(self._skipped) if self._skipped else {}),
@@ -350,6 +369,7 @@ class RankIterator(Iterator[T], Generic[T]):
         if start != self._batches.start:
             self._dataset = self._dataset.continued(start, self._dataset.worker_config)
             self._batches = self._dataset.global_batches
+        self._deviations, self._reached = (), start.unit
 
     def interrupt(self) -> None:
         """Makes a thread that waits to retry a read give up with a StorageError."""

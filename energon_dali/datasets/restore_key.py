@@ -9,6 +9,8 @@ from energon_dali.errors import SkipSample, StateError, StoreUnavailableError
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt
 
+UNIT_NAME = "Unit"
+"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place, ...)."""
 _KEYS_AT_ONCE = 64
 """Number of elements of a buffer that are read and decoded together after a restore."""
 

@@ -14,7 +14,7 @@ from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS, ShareFeedback
 from energon_dali.datasets.planned import MOST_PLANNED_SAMPLES, Planned, too_many_samples
-from energon_dali.datasets.restore_key import expect_name
+from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.datasets.source_names import short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 NAME = "Webdataset"
 MIXTURE_NAME = "BlendDataset"  # Energon's name
-UNIT_NAME = "Unit"
-"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place, ...)."""
 _UNIT_NUMBERS = 3
 _PLACES_PLANNED = 1024
 READ_SIZE = 32

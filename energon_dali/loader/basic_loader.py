@@ -171,12 +171,14 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
                 before = prefetcher.snapshot
+                self._note_delivered(before)
                 try:
                     taken = True
                     element = prefetcher.next()
                 except StopIteration:
                     self._epoch, self._given = self._epoch + 1, 0
                     self._note_closed(prefetcher)
+                    self._note_end(prefetcher.snapshot)
                     self._reporter.tell(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
@@ -196,6 +198,12 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                 self._snapshot = before
             raise
 
+    def _note_delivered(self, snapshot: State) -> None:
+        """Called with the snapshot after an element that was delivered, before the next one is taken."""
+
+    def _note_end(self, snapshot: State) -> None:
+        """Called with the snapshot after the end of an epoch."""
+
     def _note_closed(self, prefetcher: Prefetcher) -> None:
         """Notes the position if a signal handler or another thread closed during the wait: what arrived counts."""
         if self._prefetcher is not prefetcher:
@@ -214,6 +222,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         refuse_worker_process()  # an iterator may have been made elsewhere than it is used
         refuse_resharding(self.worker_config)
         self._begun = True
+        if self._snapshot is not None:
+            self._note_delivered(self._snapshot)
         if self._must_compare and self._tree.global_batches is not None:
             state = self._state
             compare_ranks(self._tree, self._tree.global_batches.start if state is None else cursor_of(state))

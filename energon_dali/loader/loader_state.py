@@ -14,6 +14,7 @@ from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
+from energon_dali.loader.delivery_log import merge_logs, parts_of, sizes_of, split_log
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.layout import MAX_STREAMS
@@ -53,11 +54,12 @@ class LoaderIdentity:
         self._num_workers = worker_config.num_workers
         self._config = pack_config(dataset.config())
 
-    def make_state(self, position: State) -> State:
+    def make_state(self, position: State, log: Mapping[str, Any] | None = None) -> State:
         """Returns the state of a rank's loader.
 
         Args:
             position: The state of its RankIterator.
+            log: With global batches, the entry of its `DeliveryLog`.
         """
         return {
             "format": FORMAT,
@@ -68,6 +70,7 @@ class LoaderIdentity:
             **position,
             "given": {str(self._rank): position["given"]},
             **self._of_steps(),
+            **(log or {}),
         }
 
     def _of_steps(self) -> State:
@@ -178,7 +181,7 @@ def merge_states(states: Sequence[State]) -> State:
             f"of all {first['world_size']} ranks."
         )
     merged["streams"] = {number: merged["streams"][number] for number in sorted(merged["streams"], key=int)}
-    return {**merged, **as_state_entry(merge_groups(map(groups_of_state, states)))}
+    return {**merged, **merge_logs(states), **as_state_entry(merge_groups(map(groups_of_state, states)))}
 
 
 def split_state(state: State, world_size: int) -> list[State]:
@@ -208,6 +211,7 @@ def split_state(state: State, world_size: int) -> list[State]:
                 for stream in layout.rank_streams(rank)
                 if "cursor" not in whole
             },
+            **split_log(whole, rank, world_size),
             **({"failures": failures} if failures and rank == 0 else {}),
         }
         for rank in range(world_size)
@@ -264,6 +268,8 @@ def check_format(state: Any) -> None:
         ranks, numbers = state["world_size"], state["num_streams"]
         if "cursor" in state:
             cursor_of(state)
+            parts_of(state)
+            sizes_of(state)
             sizes = [state.get("micro_batches"), *list_of(state, "global_batch")]
             damaged += [] if len(sizes) == 3 and all(_is_count(size, 1) for size in sizes) else ["global_batch"]
         damaged += [

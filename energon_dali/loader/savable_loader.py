@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
+from energon_dali.datasets.deviations import DEVIATIONS
 from energon_dali.datasets.planned import plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
@@ -20,6 +21,7 @@ from energon_dali.datasets.source import source_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
+from energon_dali.loader.delivery_log import DeliveryLog
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
@@ -84,6 +86,8 @@ class SavableDataLoader(BasicDataLoader[T]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config, **options)
         self._identity = LoaderIdentity(self._tree)
+        config = self.worker_config
+        self._log = None if self._tree.global_batches is None else DeliveryLog(config.rank, config.world_size)
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_worker_process()
@@ -94,11 +98,38 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def save_state_rank(self) -> State:
         """Returns the state of this rank after the last delivered batch: plain values that survive JSON."""
-        return self._make_state(self._state or RankIterator(self._tree).state_dict())
+        return self._make_state(self._delivered())
+
+    def _delivered(self) -> State:
+        """Returns the position after the last delivered batch."""
+        return self._noted(self._state or RankIterator(self._tree).state_dict())
+
+    def _noted(self, position: State) -> State:
+        """Returns a position without its deviations, which are in the log now."""
+        self._note_delivered(position)
+        return {name: value for name, value in position.items() if name != DEVIATIONS}
+
+    def _note_delivered(self, snapshot: State) -> None:
+        if self._log is not None:
+            self._log.add(snapshot.get(DEVIATIONS, ()))
+
+    def _note_end(self, snapshot: State) -> None:
+        if self._log is not None:  # with `limit`, the same steps come again
+            self._log.forget_from(cursor_of(snapshot).unit)
+
+    def _reached(self, position: State) -> int:
+        """Returns the unit after the last that was delivered; of a step that was begun, the unit after it."""
+        batches, cursor = self._tree.global_batches, cursor_of(position)
+        assert batches is not None
+        if not cursor.micro_batch:
+            return cursor.unit
+        return cursor.unit + batches.continued(cursor, batches.world_size, batches.workers).step_at(0, 0).size
 
     def _make_state(self, position: State) -> State:
         """Returns the state of the loader at a position of its RankIterator."""
-        state = self._identity.make_state(position)
+        position = self._noted(position)
+        log = None if self._log is None else self._log.entry(self._reached(position))
+        state = self._identity.make_state(position, log)
         if self._reporter.earlier or self._metrics.failure_kinds():
             state.update(self._reporter.state_entry())
         return state
@@ -128,6 +159,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         if self._snapshot is not None:
             position.update(as_entry([*skipped_by_state(self._snapshot), *skipped_by_state(position)]))
         self._snapshot = position
+        batches = self._tree.global_batches
+        if batches is not None:
+            cursor, config, old_size = cursor_of(position), self.worker_config, state["global_batch"][0]
+            self._log = DeliveryLog.restored(state, config.rank, config.world_size, self._reached(position))
+            if old_size != batches.step_size:
+                self._log.change_size(cursor.step, cursor.unit, old_size)
         if self._reporter.earlier or "failures" in state:
             self._reporter.take_over(state)
 
@@ -176,9 +213,11 @@ class SavableDataLoader(BasicDataLoader[T]):
         if self._tree.global_batches is not None:
             steps_to_skip(first, stop, "plan", self.worker_config)  # checks the numbers
             with self._turn:
-                position = self._state or RankIterator(self._tree).state_dict()
+                position = self._delivered()
                 self._stop()
                 cursor = cursor_of(position).without_steps(first, stop)
+                if self._log is not None and first <= cursor.step < stop:
+                    self._log.forget_from(cursor.unit)  # the step that was begun is left out
                 self._snapshot = {**position, "cursor": cursor_entry(cursor)}
                 self._must_compare = self._options.check_plan
             logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
@@ -222,7 +261,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         old = self.worker_config
         config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
         with self._turn:
-            position = self._state or RankIterator(self._tree).state_dict()
+            position = self._delivered()
             cursor = cursor_of(position)
             if cursor.micro_batch:
                 raise StateError(
@@ -231,7 +270,12 @@ class SavableDataLoader(BasicDataLoader[T]):
                 )
             steps = position["given"] // batches.micro_batches_per_step
             resized = batches.continued(cursor, world_size, batches.workers)
+            old_size, new_size = batches.step_size, resized.step_size  # raises ConfigError before anything changes
             self._stop()
+            if self._log is not None:
+                self._log.continue_with(rank, world_size, cursor.unit)
+                if old_size != new_size:
+                    self._log.change_size(cursor.step, cursor.unit, old_size)
             cursor = resized.rebased(cursor, batches.step_size)
             given = steps * resized.micro_batches_per_step
             self._snapshot = {**position, "given": given, "cursor": cursor_entry(cursor)}
@@ -262,7 +306,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         chosen = _weights_of(weights, source_of(self._tree).names)
         Schedule((WeightPoint(0, chosen),))  # raises ConfigError
         with self._turn:
-            position = self._state or RankIterator(self._tree).state_dict()
+            position = self._delivered()
             cursor = cursor_of(position)
             first = cursor.step + (cursor.micro_batch > 0)
             if type(from_step) is not int or from_step < first:

@@ -16,6 +16,7 @@ from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE, align_stages
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.source import SourceDataset
     from energon_dali.datasets.stream import State
 
 logger = logging.getLogger("energon_dali.loader")
@@ -38,7 +39,7 @@ def adapt_state(
     Raises:
         StateError: The state is of another dataset, or of other hooks that are not allowed.
     """
-    now = json.loads(json.dumps(dataset.config(), sort_keys=True, default=as_plain))
+    now = _as_read(dataset.config())
     with_stages, stages = align_stages(saved, now)
     if stages and allow_changed_hooks:
         state = _with_stages(state, saved, now)
@@ -63,6 +64,44 @@ def adapt_state(
             "The state was saved with other hooks, and continues with those of this loader: %s", _listed(of_hooks)
         )
     return state
+
+
+def check_same_source(saved: dict[str, Any], source: SourceDataset) -> None:
+    """Checks that a state with global batches is of a source, whatever the stages after it do.
+
+    Args:
+        saved: The config of the state.
+        source: The source.
+
+    Raises:
+        StateError: It is of another one.
+    """
+    differences = _differences(source_config(saved), _as_read(source.config()), "")
+    if differences:
+        raise StateError(
+            f"The state is of another dataset. What differs: {_listed([text for _, text in differences])}. Give the "
+            "dataset, and the options that order its samples, of the job that saved the state."
+        )
+
+
+def source_config(saved: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of a state's config that describes what reads the units of global batches.
+
+    Raises:
+        StateError: There is none.
+    """
+    config: Any = saved
+    while isinstance(config, dict) and "global_batches" not in config:
+        config = config.get("inner")
+    if not isinstance(config, dict):
+        raise StateError("The state is damaged: its config has no global batches. Restore another one.")
+    return config
+
+
+def _as_read(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config as a state holds it."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, sort_keys=True, default=as_plain))
+    return plain
 
 
 def _with_stages(state: State, saved: Any, now: Any) -> State:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset, GroupingIterator
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
-from energon_dali.datasets.source import UNIT_NAME, SourceDataset, source_of
+from energon_dali.datasets.restore_key import UNIT_NAME
+from energon_dali.datasets.source import SourceDataset, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.plan import GlobalBatchPlan
