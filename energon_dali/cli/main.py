@@ -29,6 +29,7 @@ _HOMES = {
     "prepare": "prepare:prepare",
     "prepare-media": "prepare_media:prepare_media",
     "preview": "preview:preview",
+    "seen": "seen:seen",
     "train": "train:train",
     "tune": "bench:tune",
     "view": "view:view",

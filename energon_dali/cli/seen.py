@@ -1,0 +1,233 @@
+"""`energon-dali seen`: writes which samples a checkpoint has seen, and how often, without reading a sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from tqdm import tqdm
+
+from energon_dali.cli.dataset_options import find_encoder
+from energon_dali.errors import ConfigError
+from energon_dali.loader.loader_state import merge_states, unpack_config
+from energon_dali.loader.state_compatibility import source_config
+from energon_dali.loader.state_file import find_state_files, read_state_file
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.stream import State
+    from energon_dali.diagnosis.seen_samples import SeenSamples
+
+_ROWS_AT_ONCE = 65_536
+_SILENT_SECONDS = 2
+"""How long counting may take before a progress bar is shown."""
+
+
+@click.command("seen")
+@click.argument(
+    "state_paths", metavar="STATE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
+)
+@click.option("--dataset", "path", metavar="PATH", required=True, help="The dataset of the job that saved the states.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The Parquet file to write."
+)
+@click.option("--keys/--no-keys", default=True, help="Look up the keys of the samples in the index. [default: keys]")
+@click.option("--split-part", help="Part of the split. [default: as in the states]")
+@click.option("--encoder", metavar="MODULE:NAME", help="Your task encoder: a class, instance or function.")
+@click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
+def seen(
+    state_paths: tuple[Path, ...],
+    path: str,
+    output: Path,
+    keys: bool,
+    split_part: str | None,
+    encoder: str | None,
+    trust_dataset_code: bool,
+) -> None:
+    """Write which samples a checkpoint has seen, and how often, into a Parquet file.
+
+    STATE are the saved states of all ranks of a job with global batches (files, or a folder of them), or one of all
+    ranks. How the job ordered its samples is in the states. Only indices are read.
+    """
+    from energon_dali.diagnosis.seen_samples import find_seen
+
+    parquet = _parquet()
+    states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
+    dataset = open_dataset_of(
+        merge_states(states),
+        path,
+        split_part=split_part,
+        task_encoder=find_encoder(encoder),
+        trust_dataset_code=trust_dataset_code,
+    )
+    with tqdm(desc="Counting", unit="sample", unit_scale=True, delay=_SILENT_SECONDS) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        found = find_seen(dataset, states, progress=progress)
+    num_rows = write_parquet(found, output, parquet, keys=keys)
+    for line in describe(found, num_rows, output):
+        click.echo(line)
+    for line in found.incomplete:
+        click.echo(f"Incomplete: {line}", err=True)
+
+
+def _parquet() -> Any:
+    """Returns the module of pyarrow that writes Parquet.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            "Parquet files are written with pyarrow, which is not installed. Run `pip install 'energon-dali[pack]'`."
+        ) from error
+    return pyarrow.parquet
+
+
+def open_dataset_of(
+    state: State,
+    path: str,
+    *,
+    split_part: str | None = None,
+    task_encoder: Any = None,
+    trust_dataset_code: bool = False,
+) -> SavableDataset[Any]:
+    """Returns the dataset of the job that saved a state, in its order.
+
+    Args:
+        state: A state of a job with global batches.
+        path: The dataset, metadataset or JSONL.
+        split_part: Part of the split; None is that of the state.
+        task_encoder: The encoder of the job; None is one without hooks.
+        trust_dataset_code: Let code and pickled parts of the dataset run.
+
+    Raises:
+        StateError: The state has no global batches.
+        DatasetError: The dataset cannot be read.
+    """
+    from energon_dali.build.datasets import get_train_dataset, get_val_dataset
+    from energon_dali.diagnosis.seen_samples import refuse_streams
+    from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+    from energon_dali.worker_config import WorkerConfig
+
+    refuse_streams(state)
+    config = source_config(unpack_config(state))
+    inner = config.get("inner")
+    first = inner[0] if inner else config
+    if task_encoder is None:  # crude samples are counted without the cookers of the job
+        task_encoder = DefaultTaskEncoder()
+        task_encoder.cookers = [Cooker(_as_they_are)]
+    order = first["order"]
+    options: dict[str, Any] = {
+        "worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=first["seed"]),
+        "task_encoder": task_encoder,
+        "batch_size": 1,
+        "global_batch_size": state["global_batch"][0],
+        "batch_drop_last": config["drop_last"],
+        "parallel_shard_iters": order["parallel_shard_iters"],
+        "trust_dataset_code": trust_dataset_code,
+    }
+    if split_part is not None or not inner:
+        options["split_part"] = split_part or first["split_part"]
+    if not first["training"]:
+        return get_val_dataset(path, **options)
+    return get_train_dataset(
+        path,
+        repeat=config["repeat"],
+        shuffle_buffer_size=order["shuffle_buffer_size"],
+        max_samples_per_sequence=order["max_samples_per_sequence"],
+        shuffle_over_epochs_multiplier=order["shuffle_over_epochs"],
+        **options,
+    )
+
+
+def _as_they_are(sample: Any) -> Any:
+    return sample
+
+
+def write_parquet(found: SeenSamples, output: Path, parquet: Any, *, keys: bool) -> int:
+    """Writes a row per sample; returns their number.
+
+    Args:
+        found: The samples.
+        output: The file.
+        parquet: The module that writes it.
+        keys: Look up the keys.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    import pyarrow
+
+    from energon_dali.shards.storage.atomic_file import atomic_file
+
+    text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    columns = {
+        "dataset": text,
+        "source": text,
+        "shard": text,
+        "index": pyarrow.int64(),
+        "number": pyarrow.int64(),
+        **({"key": pyarrow.string()} if keys else {}),
+        "seen": pyarrow.int64(),
+        "spare": pyarrow.int64(),
+        "failed": pyarrow.int64(),
+    }
+    facts = {
+        "energon_dali.step": str(found.cursor.step),
+        "energon_dali.micro_batch": str(found.cursor.micro_batch),
+        "energon_dali.complete": json.dumps(not found.incomplete),
+        "energon_dali.incomplete": json.dumps(found.incomplete),
+    }
+    schema = pyarrow.schema(columns.items(), metadata=facts)
+    num_rows = 0
+    with atomic_file(output) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        for rows in _chunks(_rows(found, keys=keys)):
+            values = zip(*rows, strict=True)
+            arrays = [pyarrow.array(column, kind) for column, kind in zip(values, columns.values(), strict=True)]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+            num_rows += len(rows)
+    return num_rows
+
+
+def _rows(found: SeenSamples, *, keys: bool) -> Iterator[tuple[Any, ...]]:
+    for one in found:
+        source = found.sources[one.source]
+        known = source.reader.indexed(one.shard, one.index)
+        key = (known.key,) if keys else ()
+        yield (
+            source.name,
+            found.names[one.source],
+            known.shard,
+            one.index,
+            one.number,
+            *key,
+            one.seen,
+            one.spare,
+            one.failed,
+        )
+
+
+def _chunks(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    rest = iter(rows)
+    while chunk := list(islice(rest, _ROWS_AT_ONCE)):
+        yield chunk
+
+
+def describe(found: SeenSamples, num_rows: int, output: Path) -> Iterator[str]:
+    """Yields lines about what was written."""
+    begun = f", and {found.cursor.micro_batch} micro-batches of the next" if found.cursor.micro_batch else ""
+    yield f"Wrote {output}: {num_rows:,} samples of {found.cursor.step:,} steps{begun}."
+    yield (
+        f"They were seen {found.num_seen:,} times, {found.num_spares:,} times in the place of another one; "
+        f"{found.num_failed:,} failed."
+    )
