@@ -47,9 +47,12 @@ def find_deviations(plan: GlobalBatchPlan, stream: int, epoch: int, number: int,
         number: Its number in the epoch of the stream.
         key: Its restore key.
     """
-    outcomes = {unit_of_number(one): attempts_of(one) - 1 for one in units_of_key(key) if attempts_of(one) <= SPARES}
+    numbers, size = units_of_key(key), plan.size_of(stream, epoch, number)
+    if len(numbers) == size and not attempts_of(max(numbers)):
+        return ()
+    outcomes = {unit_of_number(one): attempts_of(one) - 1 for one in numbers if attempts_of(one) <= SPARES}
     found = [Deviation(unit, attempt, 1) for unit, attempt in outcomes.items() if attempt >= 0]
-    if len(outcomes) < plan.size_of(stream, epoch, number):
+    if len(outcomes) < size:
         units = plan.micro_batch(stream, epoch, number).units.tolist()
         found += [Deviation(unit, EMPTY, 1) for unit in units if unit not in outcomes]
     return tuple(sorted(found))
