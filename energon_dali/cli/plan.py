@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,17 @@ import click
 from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import dataset_options, find_object, open_dataset
-from energon_dali.diagnosis.step_plan import (
-    PlannedBatch,
-    PlannedSample,
-    StepDifference,
-    StepPlan,
-    differences,
-    plan_steps,
-)
-from energon_dali.errors import ConfigError
+from energon_dali.diagnosis.plan_difference import PlanComparison, PlanDifference, StepDifference
+from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps
+from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.state_file import find_state_files, read_state_file
 from energon_dali.shards.documents.byte_size import show_bytes
 
+_SHOWN_STEPS = 10
+"""Most steps of a difference that are shown as text; JSON has all of them."""
 _SHOWN_OF_DIFFERENCE = 8
+"""Most samples of a step that are shown for each side of a difference."""
 _SILENT_SECONDS = 2
 """How long planning may take before a progress bar is shown."""
 
@@ -85,32 +82,69 @@ class _Plan(click.Command):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--diff", metavar="OPTIONS", help="Compare with the same plan under other options, such as '--seed 1'.")
 @click.option("--diff-path", metavar="PATH", help="Compare with the same plan of another path.")
+@click.option(
+    "--max-moved",
+    metavar="SHARE",
+    type=click.FloatRange(0, 1),
+    help="With --diff or --diff-path: the share of the samples, 0 to 1, that may move without an exit status of 1. "
+    "[default: 0]",
+)
 @click.pass_context
 def plan(
-    context: click.Context, /, path: str, as_json: bool, diff: str | None, diff_path: str | None, **given: Any
+    context: click.Context,
+    /,
+    path: str,
+    as_json: bool,
+    diff: str | None,
+    diff_path: str | None,
+    max_moved: float | None,
+    **given: Any,
 ) -> None:
     """Show which samples the steps of a job on PATH hold, on which rank, with their sizes.
 
     PATH is a prepared dataset, a metadataset (.yaml) or a .jsonl file. The options are those that the training run
     gives to get_train_dataset and WorkerConfig. Only indices are read.
+
+    With --diff or --diff-path, two plans are compared: how many samples come at another step, come newly, or no longer
+    come. The exit status is 0 if none does, 1 if some do, and 2 after an error.
     """
-    first = make_plan(path, **given)
     if diff is None and diff_path is None:
+        if max_moved is not None:
+            raise click.UsageError("--max-moved limits a difference: give --diff or --diff-path as well.")
+        first = make_plan(path, **given)
         if as_json:
             click.echo(json.dumps(as_document(first), indent=2))
         else:
             for line in describe(first):
                 click.echo(line)
         return
-    other = other_options(context, diff or "")
-    second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
-    found = differences(first, second)
-    if as_json:
-        document = {"notes": first.notes, "steps": [difference_as_json(one) for one in found]}
-        click.echo(json.dumps(document, indent=2))
-    else:
-        for line in describe_differences(found):
+    try:
+        first = make_plan(path, **given)
+        other = other_options(context, diff or "")
+        second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
+        difference = show_difference(PlanComparison(first, second), as_json=as_json)
+    except EnergonDaliError as error:
+        raise _DifferenceError(str(error)) from error
+    context.exit(difference.changed_share > (max_moved or 0.0))
+
+
+class _DifferenceError(click.ClickException):
+    """An error of a comparison, whose exit status differs from that of plans that differ."""
+
+    exit_code = 2
+
+
+def show_difference(comparison: PlanComparison, *, as_json: bool) -> PlanDifference:
+    """Prints a comparison of two plans, and returns its summary."""
+    if not as_json:
+        for line in describe_differences(comparison):
             click.echo(line)
+        return comparison.summary
+    steps = [difference_as_json(one) for one in comparison]
+    found = comparison.summary
+    summary = {**asdict(found), "kept": found.kept, "changed_share": found.changed_share}
+    click.echo(json.dumps({"summary": summary, "notes": comparison.notes, "steps": steps}, indent=2))
+    return found
 
 
 def other_options(context: click.Context, diff: str) -> dict[str, Any]:
@@ -267,24 +301,38 @@ def sample_as_json(sample: PlannedSample) -> dict[str, Any]:
     }
 
 
-def describe_differences(found: Iterable[StepDifference]) -> Iterator[str]:
-    """Yields lines about the steps that differ, and one about those that do not."""
-    compared = same = 0
-    for one in found:
-        compared += 1
+def describe_differences(comparison: PlanComparison) -> Iterator[str]:
+    """Yields lines about the first steps that differ, and a summary of all."""
+    differing = 0
+    for one in comparison:
         if one.is_same:
-            same += 1
+            continue
+        differing += 1
+        if differing > _SHOWN_STEPS:
             continue
         yield (
             f"Step {one.step:,}: {len(one.only_first)} of {one.num_first} samples go, {len(one.only_second)} of "
-            f"{one.num_second} come, {one.moved} move"
+            f"{one.num_second} come"
         )
         for sign, samples in (("-", one.only_first), ("+", one.only_second)):
             for sample in samples[:_SHOWN_OF_DIFFERENCE]:
                 yield f"  {sign} {_line(sample)}"
             if len(samples) > _SHOWN_OF_DIFFERENCE:
                 yield f"  {sign} ... {len(samples) - _SHOWN_OF_DIFFERENCE} more"
-    yield f"{same:,} of {compared:,} steps are the same."
+    if differing > _SHOWN_STEPS:
+        yield f"... {differing - _SHOWN_STEPS:,} more steps differ"
+    found = comparison.summary
+    yield f"{found.num_same_steps:,} of {found.num_steps:,} steps hold the same samples."
+    yield f"Of {max(found.num_first, found.num_second):,} samples:"
+    for count, what in (
+        (found.kept, "come at the same step"),
+        (found.moved, "come at another step"),
+        (found.gone, "no longer come"),
+        (found.new, "are new"),
+    ):
+        yield f"  {count:,} ({found.share_of(count):.2%}) {what}"
+    if found.reordered:
+        yield f"Within their steps, {found.reordered:,} of them come on another rank or at another place."
 
 
 def difference_as_json(one: StepDifference) -> dict[str, Any]:
@@ -292,7 +340,7 @@ def difference_as_json(one: StepDifference) -> dict[str, Any]:
     return {
         "step": one.step,
         "same": one.is_same,
-        "moved": one.moved,
+        "reordered": one.reordered,
         "only_first": [sample_as_json(sample) for sample in one.only_first],
         "only_second": [sample_as_json(sample) for sample in one.only_second],
     }

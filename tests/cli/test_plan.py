@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -242,21 +243,98 @@ def test_the_command_prints_samples_as_text_and_json(data: Path) -> None:
     assert document["batches"][0]["tokens"] == sum(one["tokens"] for one in document["batches"][0]["samples"])
 
 
+def compare(*arguments: str) -> tuple[int, str]:
+    """Returns (exit status, output) of a comparison."""
+    done = CliRunner().invoke(main, ["plan", *arguments])
+    return done.exit_code, done.output
+
+
 def test_two_configurations_are_compared(data: Path) -> None:
     path = str(data / "a")
-    same = run(path, "--step", "0..3", "--batch-size", "2", "--diff", "--shuffle-buffer-size 1")
-    assert same == "4 of 4 steps are the same.\n"
-    other = json.loads(run(path, "--step", "0..3", "--batch-size", "2", "--json", "--diff", "--batch-size 3"))
+    code, same = compare(path, "--step", "0..3", "--batch-size", "2", "--diff", "--shuffle-buffer-size 1")
+    assert code == 0
+    assert same == "4 of 4 steps hold the same samples.\n" + (
+        "Of 8 samples:\n  8 (100.00%) come at the same step\n  0 (0.00%) come at another step\n"
+        "  0 (0.00%) no longer come\n  0 (0.00%) are new\n"
+    )
+    code, text = compare(path, "--step", "0..3", "--batch-size", "2", "--json", "--diff", "--batch-size 3")
+    other = json.loads(text)
+    assert code == 1
     assert (len(other["steps"][0]["only_first"]), len(other["steps"][0]["only_second"])) == (0, 1)
-    text = run(path, "--step", "2", "--batch-size", "20", "--diff", "--seed 1", "--seed", "0")
+    code, text = compare(path, "--step", "2", "--batch-size", "20", "--diff", "--seed 1", "--seed", "0")
+    assert code == 1
     assert "of 20 samples go" in text
     assert "\n  - " in text
     assert "\n  + " in text
-    text = run(path, "--step", "2", "--diff-path", str(data / "b"))
+    code, text = compare(path, "--step", "2", "--diff-path", str(data / "b"))
+    assert code == 1
     assert "/b shard_" in text
-    failed = CliRunner().invoke(main, ["plan", path, "--step", "2", "--diff", "--sead 1"])
-    assert failed.exit_code == 1
-    assert "--diff '--sead 1'" in failed.output
+    code, text = compare(path, "--step", "2", "--diff", "--sead 1")
+    assert code == 2
+    assert "--diff '--sead 1'" in text
+
+
+JOB = ["--batch-size", "4", "--global-batch-size", "24", "--shuffle-buffer-size", "20"]
+"""A job whose steps do not depend on its ranks."""
+
+
+@pytest.mark.parametrize("name", ["a", "blend.yaml"])
+def test_steps_of_a_job_move_on_no_number_of_ranks(data: Path, name: str) -> None:
+    options = [str(data / name), "--step", "3..12", "--world-size", "3", *JOB]
+    code, text = compare(*options, "--diff", "--world-size 2 --num-workers 2 --batch-size 6")
+    assert code == 0
+    assert text.startswith("10 of 10 steps hold the same samples.\nOf 240 samples:\n  240 (100.00%) come at the same")
+    assert "of them come on another rank or at another place" in text
+
+
+def test_an_edit_of_a_metadataset_says_what_it_moves(data: Path, tmp_path: Path) -> None:
+    """The counts equal those of sets of samples that are compared by hand."""
+    parts = [{"path": str(data / "a"), "weight": 1}, {"path": str(data / "b"), "weight": 3}]
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(json.dumps({"__class__": "MetadatasetV2", "splits": {"train": {"blend": parts}}}))
+    options = ["--step", "0..19", *JOB]
+    code, text = compare(str(data / "blend.yaml"), *options, "--json", "--diff-path", str(edited))
+    assert code == 1
+    document = json.loads(text)
+    plans = []
+    for path in (data / "blend.yaml", edited):
+        shown = json.loads(run(str(path), *options, "--json"))["batches"]
+        plans.append([(one["step"], sample["key"]) for one in shown for sample in one["samples"]])
+    steps, keys = ([Counter(one) for one in side] for side in (plans, [[key for _, key in one] for one in plans]))
+    summary = document["summary"]
+    both = (keys[0] & keys[1]).total()
+    assert summary["kept"] == (steps[0] & steps[1]).total() > 0
+    assert summary["moved"] == both - summary["kept"] > 0
+    assert summary["gone"] == summary["new"] == 480 - both > 0
+    assert summary["changed_share"] == pytest.approx(1 - summary["kept"] / 480)
+    assert (summary["num_first"], summary["num_second"], summary["num_steps"]) == (480, 480, 20)
+    assert sum(len(one["only_first"]) for one in document["steps"]) == summary["moved"] + summary["gone"]
+    code, text = compare(str(data / "blend.yaml"), *options, "--diff-path", str(edited))
+    assert code == 1
+    assert text.count("\nStep ") + text.startswith("Step ") == 10
+    assert "... 10 more steps differ" in text
+    assert f"{summary['moved']} ({summary['moved'] / 480:.2%}) come at another step" in text
+
+
+def test_a_share_of_moved_samples_may_be_allowed(data: Path) -> None:
+    options = [str(data / "a"), "--step", "0..1", "--batch-size", "10", "--diff", "--batch-size 11"]
+    code, text = compare(*options, "--json")
+    share = json.loads(text)["summary"]["changed_share"]
+    assert code == 1
+    assert 0 < share < 1
+    assert compare(*options, "--max-moved", str(share))[0] == 0
+    assert compare(*options, "--max-moved", str(share * 0.99))[0] == 1
+    for wrong in (["--max-moved", "1.5", "--diff", ""], ["--max-moved", "0.5"]):
+        assert compare(str(data / "a"), "--step", "0", *wrong)[0] == 2
+
+
+def test_the_end_of_the_data_counts_as_samples_that_no_longer_come(data: Path) -> None:
+    options = [str(data / "a"), "--validation", "--split-part", "train", "--batch-size", "2", "--step", "0..99"]
+    code, text = compare(*options, "--num-streams", "1", "--json", "--diff", "--limit 3")
+    found = json.loads(text)
+    assert code == 1
+    assert (found["summary"]["kept"], found["summary"]["gone"], found["summary"]["new"]) == (6, 84, 0)
+    assert found["notes"][1:] == ["The data ends after step 44.", "The data ends after step 2."]
 
 
 def test_a_jsonl_file_is_planned(tmp_path: Path) -> None:
@@ -287,10 +365,6 @@ def test_a_wrong_step_is_refused(data: Path, step: str) -> None:
             ["--step", "0", "--batch-size", "9" * 30],
             "batch_size=9+ is invalid: .* at most 9223372036854775807, or None",
         ),
-        (
-            ["--step", "0", "--diff", '"unclosed'],
-            "--diff '\"unclosed' cannot be split into options: No closing quotation",
-        ),
         (["--step", "0", "--tokens", "os:getcwd"], "sample a... with getcwd failed with TypeError: .*Give a function"),
         (["--step", "0", "--tokens", "sys:maxsize"], "count_tokens=9223372036854775807 is not a function"),
         (["--step", "0", "--tokens", "builtins:repr"], "'str' object cannot be interpreted as an integer"),
@@ -301,6 +375,21 @@ def test_what_cannot_be_planned_is_refused_at_once(data: Path, options: list[str
     failed = CliRunner().invoke(main, ["plan", str(data / "a"), *options])
     assert failed.exit_code == 1, failed.output
     assert re.search(message, failed.output), failed.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--diff", '"unclosed'], "--diff '\"unclosed' cannot be split into options: No closing quotation"),
+        (["--diff-path", "nowhere"], "nowhere"),
+        (["--diff", "--global-batch-size 7 --batch-size 2"], "is not a multiple of"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value)[:40],
+)
+def test_a_comparison_that_fails_has_another_exit_status(data: Path, options: list[str], message: str) -> None:
+    code, text = compare(str(data / "a"), "--step", "0", *options)
+    assert code == 2, text
+    assert re.search(message, text), text
 
 
 def test_progress_counts_the_steps_of_all_ranks(data: Path) -> None:
