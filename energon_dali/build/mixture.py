@@ -238,8 +238,8 @@ def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: Datas
             return _scheduled(blend, sources, weights, options)
         if blend.schedule is not None:
             raise ConfigError(
-                "The metadataset has weights that change over the steps of the job, and steps are those of global "
-                "batches. Give global_batch_size (docs/global-batches.md#weights-over-time), or constant weights."
+                "The metadataset has weights that change while the job runs, over steps or samples of global batches. "
+                "Give global_batch_size (docs/global-batches.md#weights-over-time), or constant weights."
             )
         for source, weight in zip(sources, weights, strict=True):
             if weight and not source.num_samples:

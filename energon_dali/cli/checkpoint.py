@@ -136,8 +136,10 @@ def _describe_steps(states: Sequence[State], given: dict[str, int]) -> Iterator[
     begun = f", and {cursor.micro_batch} of {per_step} micro-batches of it" if cursor.micro_batch else ""
     yield f"Steps:     {cursor.step:,} delivered{begun}; the next sample is number {cursor.unit:,} of the job"
     yield f"Sizes:     {step_size:,} samples per step, micro-batches of {micro_batch}"
-    for step, weights in cursor.weights:
-        yield f"Weights:   from step {step:,}: {' '.join(f'{weight:g}' for weight in weights)}"
+    one = cursor.weights_over[:-1]
+    for change in cursor.weights:
+        until = "" if change.until is None else f", which are reached at {one} {change.until:,}"
+        yield f"Weights:   from {one} {change.at:,}: {' '.join(f'{weight:g}' for weight in change.weights)}{until}"
     for begin, end in cursor.skipped:
         yield f"Left out:  steps {begin:,} to {end - 1:,}"
     if any(other != cursor for other in cursors):

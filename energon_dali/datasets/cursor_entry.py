@@ -9,8 +9,16 @@ from typing import Any
 from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.plan import Cursor
-from energon_dali.plan.scheduled import Base
-from energon_dali.shards.documents.state_entries import checked_count, count_of, damaged, list_of, numbers_of, state_of
+from energon_dali.plan.scheduled import OVER, Base, WeightChange
+from energon_dali.shards.documents.state_entries import (
+    checked_count,
+    count_of,
+    damaged,
+    entry_of,
+    list_of,
+    numbers_of,
+    state_of,
+)
 
 
 def cursor_of(state: Mapping[str, Any]) -> Cursor:
@@ -32,17 +40,25 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
         raise damaged("skipped", ranges, "a list of ranges of steps")
     for first, stop in ranges:
         cursor = replace(cursor, skipped=cursor.without_steps(first, stop).skipped)
-    weights = []
-    for row in list_of(entry, "weights"):
-        if not isinstance(row, (list, tuple)) or len(row) != 2:
-            raise damaged("weights", row, "a step and a list of weights")
-        change = {"step": row[0], "weights": row[1]}
-        numbers = numbers_of(change, "weights", len(list_of(change, "weights")))
-        weights.append((count_of(change, "step"), tuple(numbers)))
+    over = entry_of(entry, "weights_over")
+    if over not in OVER:
+        raise damaged("weights_over", over, " or ".join(OVER))
+    changes = tuple(_weight_change(row) for row in list_of(entry, "weights"))
     base = state_of(entry, "base")
     counts = tuple(checked_count(count, "counts") for count in list_of(base, "counts"))
     begin = Base(count_of(base, "step"), count_of(base, "unit"), count_of(base, "drawn_from"), counts)
-    return replace(cursor, weights=tuple(weights), base=begin)
+    return replace(cursor, weights=changes, weights_over=over, base=begin)
+
+
+def _weight_change(row: Any) -> WeightChange:
+    if not isinstance(row, (list, tuple)) or len(row) not in (2, 3):
+        raise damaged("weights", row, "a step or sample and a list of weights")
+    change = {"at": row[0], "weights": row[1]}
+    at, weights = count_of(change, "at"), numbers_of(change, "weights", len(list_of(change, "weights")))
+    until = None if len(row) == 2 else checked_count(row[2], "weights")
+    if until is not None and until <= at:
+        raise damaged("weights", row, "weights that are reached later than they begin to move")
+    return WeightChange(at, tuple(weights), until)
 
 
 def cursor_entry(cursor: Cursor) -> State:
@@ -53,6 +69,7 @@ def cursor_entry(cursor: Cursor) -> State:
         "step": cursor.step,
         "micro_batch": cursor.micro_batch,
         "skipped": [list(one) for one in cursor.skipped],
-        "weights": [[step, list(weights)] for step, weights in cursor.weights],
+        "weights": [[one.at, list(one.weights), *([] if one.until is None else [one.until])] for one in cursor.weights],
+        "weights_over": cursor.weights_over,
         "base": {"step": base.step, "unit": base.unit, "drawn_from": base.drawn_from, "counts": list(base.counts)},
     }

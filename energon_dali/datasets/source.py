@@ -163,7 +163,7 @@ class SourceDataset(SavableDataset[Any]):
         if isinstance(plan, BlendPlan):
             return {**config, "weights": list(plan.weights), "seed": plan.seed}
         if isinstance(plan, ScheduledBlendPlan):
-            return {**config, "weights": plan.schedule.as_plain(), "seed": plan.seed}
+            return {**config, "weights": plan.schedule.as_plain(), "over": plan.schedule.over, "seed": plan.seed}
         if isinstance(plan, EpochizedBlendPlan):
             times = [member.repetitions for member in plan.members]  # type: ignore[attr-defined]
             return {**config, "repetitions": times, "seed": plan.seed}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from typing_extensions import Unpack
@@ -24,7 +23,8 @@ from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.delivery_log import DeliveryLog
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
-from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
+from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
+from energon_dali.shards.documents.state_entries import MAX_COUNT
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -38,15 +38,19 @@ def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[st
     """Returns one weight per dataset.
 
     Raises:
-        ConfigError: A name is unknown or missing, or the weights are too many or too few.
+        ConfigError: A name is unknown or missing, the weights are too many or too few, or one is not a number.
     """
     if isinstance(given, Mapping):
         if set(given) != set(names):
             raise ConfigError(f"The weights are of {sorted(given)}: give one for each of {list(names)}.")
         given = [given[name] for name in names]
-    if len(given) != len(names):
-        raise ConfigError(f"{len(given)} weights were given for {len(names)} datasets: give one each.")
-    return tuple(float(weight) for weight in given)
+    try:
+        weights = tuple(map(float, given))
+    except (TypeError, ValueError):
+        raise ConfigError(f"The weights {given!r} are not numbers: give one for each of {list(names)}.") from None
+    if len(weights) != len(names):
+        raise ConfigError(f"{len(weights)} weights were given for {len(names)} datasets: give one each.")
+    return weights
 
 
 logger = logging.getLogger("energon_dali.loader")
@@ -282,16 +286,31 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._continue_with(config)
             self._must_compare = self._options.check_plan
 
-    def set_weights(self, weights: Sequence[float] | Mapping[str, float], *, from_step: int) -> None:
-        """Lets the datasets of a blend have other weights from a step on, whatever a schedule says of it.
+    def set_weights(
+        self,
+        weights: Sequence[float] | Mapping[str, float],
+        *,
+        from_step: int | None = None,
+        until_step: int | None = None,
+        from_sample: int | None = None,
+        until_sample: int | None = None,
+    ) -> None:
+        """Lets the datasets of a blend have other weights from a step on, whatever a schedule says of later ones.
 
         Call it on every rank with the same arguments, before the first batch or between two batches. The change is part
-        of the state, so that a restored job makes it too.
+        of the state, so that a restored job makes it too. Several calls, in the order of their steps, are phases of the
+        job (docs/global-batches.md#weights-over-time).
 
         Args:
             weights: One finite number of at least 0 per dataset, in the order of the metadataset, or by the names that
                 `stats()["blend"]` shows.
-            from_step: First step with these weights. It must not have begun.
+            from_step: First step with these weights. It must not have begun. If the weights of the job change over
+                samples, the step is where it is with steps of the present size.
+            until_step: Let the shares move linearly from those that `from_step` would have to these, which hold from
+                this step on. None changes them at once.
+            from_sample: First sample of the job with these weights, in place of `from_step`. No step that has begun may
+                hold it. The change stays there if steps get another size.
+            until_sample: As `until_step`, with `from_sample`.
 
         Raises:
             ConfigError: There are no global batches or no blend by weight, the weights are invalid, or the step has
@@ -303,17 +322,23 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "set_weights changes a blend by weight with global batches, and this loader has none. Give "
                 "get_train_dataset a metadataset with `blend` and the option global_batch_size."
             )
-        chosen = _weights_of(weights, source_of(self._tree).names)
-        Schedule((WeightPoint(0, chosen),))  # raises ConfigError
+        over: Over = "steps" if from_sample is None else "samples"
+        begin, until = (from_step, until_step) if over == "steps" else (from_sample, until_sample)
+        if begin is None or [from_step, until_step, from_sample, until_sample].count(None) < (
+            3 if until is None else 2
+        ):
+            raise ConfigError(
+                f"{from_step=}, {until_step=}, {from_sample=} and {until_sample=} do not say from where on the weights "
+                "change: give from_step, or from_step and until_step, or the same with samples."
+            )
+        for name, number in ((f"from_{over[:-1]}", begin), (f"until_{over[:-1]}", until)):
+            if number is not None and (type(number) is not int or not 0 <= number <= MAX_COUNT):
+                raise ConfigError(f"{name}={number!r} is invalid: it must be a whole number from 0 to {MAX_COUNT:,}.")
+        change = WeightChange(begin, _weights_of(weights, source_of(self._tree).names), until)
         with self._turn:
             position = self._delivered()
-            cursor = cursor_of(position)
-            first = cursor.step + (cursor.micro_batch > 0)
-            if type(from_step) is not int or from_step < first:
-                raise ConfigError(f"from_step={from_step!r} has begun, or is no step: give {first:,} or a later one.")
+            cursor = batches.with_weights(cursor_of(position), change, over)
             self._stop()  # what was prefetched may have other weights
-            kept = tuple(one for one in cursor.weights if one[0] < from_step)
-            cursor = replace(cursor, weights=(*kept, (from_step, chosen)))
             self._snapshot = {**position, "cursor": cursor_entry(cursor)}
             self._must_compare = self._options.check_plan
 

@@ -129,7 +129,7 @@ class ResolvedBlend:
     sources: tuple[SourceReference, ...]
     """The datasets that are read, in the order of the files."""
     schedule: Schedule | None = None
-    """Their weights over the steps of a job, where these change; `weight` of a source is the one at the beginning."""
+    """Their weights over the steps or samples of a job, where these change; `weight` of a source is the first one."""
 
     @property
     def is_epochized(self) -> bool:

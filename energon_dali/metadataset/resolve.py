@@ -46,7 +46,7 @@ from energon_dali.metadataset.schema import (
 )
 from energon_dali.metadataset.subset import take_subset
 from energon_dali.metadataset.weights import Moment
-from energon_dali.plan.scheduled import Schedule, WeightPoint
+from energon_dali.plan.scheduled import Over, Schedule, WeightPoint
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.opening import opening_files
 from energon_dali.shards.jsonl import JsonlFile
@@ -153,14 +153,25 @@ class Resolver:
         with opening_files() as opening:
             self._documents.update(read_nested(document, context.split_part, opening, MAX_SOURCES))
             blend = self.document(document, context).blend()
-            changes = sorted(self._moment.changes)
-            return replace(blend, schedule=self._schedule(changes, document, context)) if changes else blend
+            found = self._moment
+            if found.over is None:
+                return blend
+            if found.unsaid is not None:
+                warnings.warn(
+                    f"{found.unsaid.location}: the points of this weight are taken as steps of the whole job. Energon "
+                    "(pull request 208) counts the batches of a rank, which are more with several micro-batches per "
+                    "step. Write `over: steps` next to `step` or `linear` if steps of the job are meant, or `over: "
+                    "samples` for samples of the job.",
+                    stacklevel=2,
+                )
+            return replace(blend, schedule=self._schedule(sorted(found.changes), found.over, document, context))
 
-    def _schedule(self, changes: Sequence[int], document: Document, context: Context) -> Schedule:
+    def _schedule(self, changes: Sequence[int], over: Over, document: Document, context: Context) -> Schedule:
         """Returns the weights of all sources over time.
 
         Args:
-            changes: Steps at which weights change, ascending, the first of them 0.
+            changes: Steps or samples at which weights change, ascending, the first of them 0.
+            over: Which of the two.
             document: The metadataset.
             context: Of the call.
         """
@@ -170,14 +181,14 @@ class Resolver:
             return tuple(weight for _, weight in self.document(document, context).sources)
 
         points = []
-        for step, after in zip(changes, [*changes[1:], None], strict=True):
-            moment = Moment(step)
+        for at, after in zip(changes, [*changes[1:], None], strict=True):
+            moment = Moment(at)
             here = weights(moment)
             towards = None
             if moment.moves and after is not None:
                 towards = WeightPoint(after, weights(Moment(after, is_before=True)))
-            points.append(WeightPoint(step, here, towards))
-        return Schedule(tuple(points))
+            points.append(WeightPoint(at, here, towards))
+        return Schedule(tuple(points), over)
 
     def path(self, path: StoragePath, context: Context, location: Location | None = None) -> Mixture:
         """Returns the sources of a path: those of a metadataset, or the dataset itself.

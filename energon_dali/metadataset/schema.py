@@ -34,10 +34,12 @@ class FileStoreRecord(Record):
 
 
 class WeightsRecord(Record):
-    """A weight that changes over the steps of the job: held from point to point, or moving linearly between them."""
+    """A weight that changes while the job runs: held from point to point, or moving linearly between them."""
 
     step: dict[str, Number] | None = None
     linear: dict[str, Number] | None = None
+    over: str | None = None
+    """What the points count."""
 
 
 Weight = Number | WeightsRecord

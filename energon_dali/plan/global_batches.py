@@ -16,7 +16,7 @@ import numpy as np
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
-from energon_dali.plan.scheduled import FIRST, Base, ScheduledBlendPlan
+from energon_dali.plan.scheduled import FIRST, Base, Over, ScheduledBlendPlan, WeightChange, WeightPoint
 from energon_dali.plan.spares import unit_of_number
 
 Uneven = Literal["error", "round_down", "ragged"]
@@ -42,8 +42,10 @@ class Cursor:
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges (first step, step after the last) that are left out, ascending, none of them over yet. Their units are
     passed all the same."""
-    weights: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    """Weights of the blend that were set while the job ran: (the step from which on they hold, one per dataset)."""
+    weights: tuple[WeightChange, ...] = ()
+    """Weights of the blend that were set while the job ran."""
+    weights_over: Over = "steps"
+    """What their points count. That of the schedule, if its weights change."""
     base: Base = FIRST
     """From where on steps have the size that they have now, for weights that change over time."""
 
@@ -202,8 +204,10 @@ class GlobalBatchPlan(Plan):
         if not isinstance(units, ScheduledBlendPlan):
             return units
         schedule = units.schedule
-        for step, weights in self.start.weights:
-            schedule = schedule.changed(step, weights)
+        if self.start.weights:
+            schedule = replace(schedule, over=self.start.weights_over)
+        for change in self.start.weights:
+            schedule = schedule.changed(change)
         return replace(units, schedule=schedule, base=self.start.base, step_size=self.step_size)
 
     def rebased(self, start: Cursor, old_size: int) -> Cursor:
@@ -218,6 +222,51 @@ class GlobalBatchPlan(Plan):
         units = self.continued(start, self.world_size, self.workers).resolved_units
         assert isinstance(units, ScheduledBlendPlan)
         return replace(start, base=replace(units, step_size=old_size).rebased(start.step, start.unit))
+
+    def with_weights(self, start: Cursor, change: WeightChange, over: Over) -> Cursor:
+        """Returns a cursor from which on the blend has other weights, instead of what was set for later before.
+
+        Args:
+            start: Where the job is.
+            change: The weights.
+            over: What its points count.
+
+        Raises:
+            ConfigError: There is no blend by weight, the weights are invalid, they hold for a step that has begun, or
+                the weights of the job change over steps and these over samples.
+        """
+        if not isinstance(self.units, ScheduledBlendPlan):
+            raise ConfigError("Only a blend by weight has weights that can be set.")
+        of_job, schedule = over, self.units.schedule
+        if schedule.changes or start.weights:
+            of_job = schedule.over if schedule.changes else start.weights_over
+        one = over[:-1]
+        first = start.step + (start.micro_batch > 0)
+        if over == "samples":
+            first = start.unit + (start.micro_batch > 0) * self.step_size
+        if change.at < first:
+            raise ConfigError(f"from_{one}={change.at} has begun: give {first:,} or a later one.")
+        if change.until is not None and change.until <= change.at:
+            raise ConfigError(
+                f"until_{one}={change.until} is not after from_{one}={change.at}: give a later one, or leave it out to "
+                "change the weights at once."
+            )
+        if of_job != over:
+            if over == "samples":
+                raise ConfigError(
+                    "The weights of this job change over steps, and from_sample was given. Give from_step, or write "
+                    "`over: samples` at the weights of the metadataset."
+                )
+            begin, until = (
+                None if at is None else start.unit + (at - start.step) * self.step_size
+                for at in (change.at, change.until)
+            )
+            assert begin is not None
+            change = replace(change, at=begin, until=until)
+        kept = tuple(one for one in start.weights if one.at < change.at)
+        point = WeightPoint(max(1, change.at), change.weights)
+        _ = replace(schedule, points=(schedule.points[0], point))  # raises ConfigError
+        return replace(start, weights=(*kept, change), weights_over=of_job)
 
     @property
     def micro_batches_per_step(self) -> int:

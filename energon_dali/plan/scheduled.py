@@ -1,4 +1,4 @@
-"""Blends whose weights change over the steps of a job: constant from a step on, or moving linearly between two."""
+"""Blends whose weights change over the steps or samples of a job: constant from a point on, or moving linearly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -18,83 +19,102 @@ from energon_dali.plan.rng import SCHEDULE, Int64Array, mix
 
 _WHOLE = GROUP_DRAWS * MODULUS
 
+Over = Literal["steps", "samples"]
+OVER: tuple[Over, ...] = ("steps", "samples")
+"""What the points of a schedule count, from the beginning of the job. Steps may change their size, samples do not."""
+
 
 @dataclass(frozen=True)
 class WeightPoint:
-    """Weights that hold from a step on."""
+    """Weights that hold from a step or sample on."""
 
-    step: int
-    """The step, from the beginning of the job."""
+    at: int
+    """The step or sample, from the beginning of the job."""
     weights: tuple[float, ...]
     """One per plan, finite and at least 0. They need not sum to 1."""
     towards: WeightPoint | None = None
-    """A later point, to whose shares these move linearly, step by step; None holds them."""
+    """A later point, to whose shares these move linearly; None holds them."""
 
-    def shares(self, step: float) -> list[float]:
-        """Returns the shares of the plans at a step that is not before this one; they sum to 1."""
+    def shares(self, at: float) -> list[float]:
+        """Returns the shares of the plans at a step or sample that is not before this one; they sum to 1."""
         here = _normalised(self.weights)
         if self.towards is None:
             return here
-        part = min(1.0, (step - self.step) / (self.towards.step - self.step))
+        part = min(1.0, (at - self.at) / (self.towards.at - self.at))
         return [a + (b - a) * part for a, b in zip(here, _normalised(self.towards.weights), strict=True)]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Weights over the steps of a job.
+    """Weights over the steps or samples of a job.
 
     Raises:
-        ConfigError: There is no point at step 0, the steps do not rise, or weights cannot work.
+        ConfigError: There is no point at 0, the points do not rise, or weights cannot work.
     """
 
     points: tuple[WeightPoint, ...]
-    """At least one; the first at step 0."""
+    """At least one; the first at 0."""
+    over: Over = "steps"
+    """What the points count."""
 
     def __post_init__(self) -> None:
-        steps = [point.step for point in self.points]
-        if not steps or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
-            raise ConfigError(f"The weights change at the steps {steps}: begin with step 0, and let the steps rise.")
+        places, one = [point.at for point in self.points], self.over[:-1]
+        if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
+            raise ConfigError(
+                f"The weights change at the {self.over} {places}: begin with {one} 0, and let the {self.over} rise."
+            )
         for point in [*self.points, *(point.towards for point in self.points if point.towards is not None)]:
             good = all(math.isfinite(weight) and weight >= 0 for weight in point.weights)
             if not good or not any(point.weights) or len(point.weights) != len(self.points[0].weights):
                 raise ConfigError(
-                    f"The weights {list(point.weights)} from step {point.step} on are invalid: give "
+                    f"The weights {list(point.weights)} from {one} {point.at} on are invalid: give "
                     f"{len(self.points[0].weights)} finite numbers of at least 0, at least one of them positive."
                 )
+        for point, after in zip(self.points, [*places[1:], None], strict=True):
+            if point.towards is not None and (after is None or not point.at < after <= point.towards.at):
+                raise ConfigError(
+                    f"The weights move from {one} {point.at} to {one} {point.towards.at}, and hold from {one} {after} "
+                    "on. Let another point follow where they arrive, or before."
+                )
 
-    @classmethod
-    def linear(cls, *points: tuple[int, Sequence[float]]) -> Schedule:
-        """Returns the schedule whose shares move from point to point, and hold from the last one on.
-
-        Args:
-            *points: Pairs (step, weights), the first at step 0.
-        """
-        made: list[WeightPoint] = []
-        for step, weights in reversed(points):
-            after = replace(made[-1], towards=None) if made else None
-            made.append(WeightPoint(step, tuple(weights), after))
-        return cls(tuple(reversed(made)))
+    @property
+    def changes(self) -> bool:
+        """Whether the weights change at all."""
+        return len(self.points) > 1
 
     def as_plain(self) -> list[list[object]]:
-        """Returns the points as lists [step, shares] or [step, shares, later step, its shares]."""
+        """Returns the points as lists [at, shares] or [at, shares, later point, its shares]."""
         plain: list[list[object]] = []
         for point in self.points:
-            row: list[object] = [point.step, _normalised(point.weights)]
+            row: list[object] = [point.at, _normalised(point.weights)]
             if point.towards is not None:
-                row += [point.towards.step, _normalised(point.towards.weights)]
+                row += [point.towards.at, _normalised(point.towards.weights)]
             plain.append(row)
         return plain
 
-    def changed(self, step: int, weights: Sequence[float]) -> Schedule:
-        """Returns the schedule with other weights from a step on, whatever it said of later ones."""
-        before = [point for point in self.points if point.step < step]
-        if not before:
-            return Schedule((WeightPoint(0, tuple(weights)),))
-        return Schedule((*before, WeightPoint(step, tuple(weights))))
+    def changed(self, change: WeightChange) -> Schedule:
+        """Returns the schedule with other weights from a point on, whatever it said of later ones."""
+        before = [point for point in self.points if point.at < change.at]
+        if change.until is None:
+            return replace(self, points=(*before, WeightPoint(change.at, change.weights)))
+        end = WeightPoint(change.until, change.weights)
+        return replace(self, points=(*before, WeightPoint(change.at, tuple(self.shares(change.at)), end), end))
 
-    def shares(self, step: float) -> list[float]:
-        """Returns the shares of the plans at a step; they sum to 1."""
-        return next(point for point in reversed(self.points) if point.step <= step).shares(step)
+    def shares(self, at: float) -> list[float]:
+        """Returns the shares of the plans at a step or sample; they sum to 1."""
+        return next(point for point in reversed(self.points) if point.at <= at).shares(at)
+
+
+@dataclass(frozen=True, order=True)
+class WeightChange:
+    """Weights that were set while a job ran; what a schedule said of later steps no longer holds."""
+
+    at: int
+    """The step or sample from which on they hold, or move; at least 0."""
+    weights: tuple[float, ...]
+    """One per plan."""
+    until: int | None = None
+    """The step or sample up to which the shares move linearly from those at `at`; None changes them at once."""
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:
@@ -106,7 +126,7 @@ def _normalised(weights: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Base:
-    """From where on the units of a schedule are counted: a job with steps of another size continues from a new one."""
+    """From where on the units of a schedule over steps are counted: with steps of another size, a new one follows."""
 
     step: int = 0
     """A step."""
@@ -136,7 +156,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class ScheduledBlendPlan(Mixture):
-    """Rows of endless plans, drawn in proportion to weights that change over the steps of a job.
+    """Rows of endless plans, drawn in proportion to weights that change over the steps or samples of a job.
 
     The plan has a single stream. Its draws come in groups, as those of a `BlendPlan`; a point of the schedule begins a
     new group. Counts are sums of floors of linear functions also where shares move, so any position is reached at once.
@@ -146,7 +166,7 @@ class ScheduledBlendPlan(Mixture):
     """
 
     schedule: Schedule
-    """Weights over steps."""
+    """Weights over steps or samples."""
     seed: int
     """Seed of the draws."""
     step_size: int
@@ -176,19 +196,21 @@ class ScheduledBlendPlan(Mixture):
     def at_position(self, number: int) -> Plan:
         return replace(self, members=self._members_at(number), seed=mix(self.seed, number))
 
-    def unit_of(self, step: int) -> int:
-        """Returns the first unit of a step, from the base on."""
-        return self.base.unit + (step - self.base.step) * self.step_size
+    def unit_of(self, at: int) -> int:
+        """Returns the unit at which a point of the schedule is; for steps, as if all had the size of those to come."""
+        if self.schedule.over == "samples":
+            return at
+        return self.base.unit + (at - self.base.step) * self.step_size
 
     @cached_property
     def _segments(self) -> list[_Segment]:
         segments: list[_Segment] = []
         points = self.schedule.points
         for number, point in enumerate(points):
-            after = points[number + 1].step if number + 1 < len(points) else None
-            if after is None or after > self.base.step:
-                start = self.base.drawn_from if point.step <= self.base.step else self.unit_of(point.step)
-                segments += self._parts(start, MOST_ROWS if after is None else self.unit_of(after), point)
+            begin = self.unit_of(point.at)
+            after = self.unit_of(points[number + 1].at) if number + 1 < len(points) else MOST_ROWS
+            if after > self.base.unit:
+                segments += self._parts(self.base.drawn_from if begin <= self.base.unit else begin, after, point)
         return segments
 
     def _parts(self, start: int, stop: int, point: WeightPoint) -> list[_Segment]:
@@ -197,7 +219,7 @@ class ScheduledBlendPlan(Mixture):
         first = _as_integers(self._shares_at(start, point))
         if point.towards is None:
             return [_Segment(start, stop, Draws(np.cumsum(first).tolist(), MODULUS, key))]
-        end = self.unit_of(point.towards.step)  # weights that were set may begin before it
+        end = self.unit_of(point.towards.at)  # weights that were set may begin before it
         groups = (end - start) // GROUP_DRAWS
         whole = start + groups * GROUP_DRAWS
         found = []
@@ -218,6 +240,8 @@ class ScheduledBlendPlan(Mixture):
 
     def _shares_at(self, unit: float, point: WeightPoint) -> list[float]:
         """Returns the shares at a unit, as if a point held until its end."""
+        if self.schedule.over == "samples":
+            return point.shares(unit)
         return point.shares(self.base.step + (unit - self.base.unit) / self.step_size)
 
     def _counts_before(self, number: int) -> Int64Array:
@@ -237,7 +261,9 @@ class ScheduledBlendPlan(Mixture):
             step: The step.
             unit: Its first unit.
         """
-        if next(point for point in reversed(self.schedule.points) if point.step <= step).towards is None:
+        if self.schedule.over == "samples":  # no size of steps plays a part
+            return self.base
+        if next(point for point in reversed(self.schedule.points) if point.at <= step).towards is None:
             start = next(segment.start for segment in self._segments if segment.start <= unit < segment.stop)
         else:
             start = unit
@@ -250,6 +276,28 @@ class ScheduledBlendPlan(Mixture):
             if segment.start < unit:
                 counts = counts + segment.draws.counts(min(unit, segment.stop) - segment.start)
         return tuple(counts.tolist())
+
+    def wanted_between(self, start: int, stop: int) -> tuple[float, ...]:
+        """Returns how many of the units start ... stop - 1 each plan should have: the integral of its share.
+
+        Args:
+            start: First unit, not before that of the base.
+            stop: Unit after the last.
+
+        Raises:
+            IndexError: The units before the base are of steps of another size.
+        """
+        if start < self.base.unit:
+            raise IndexError(f"Unit {start} is before unit {self.base.unit}, from which on the weights are counted.")
+        wanted = np.zeros(len(self.members))
+        points = self.schedule.points
+        for number, point in enumerate(points):
+            after = self.unit_of(points[number + 1].at) if number + 1 < len(points) else MOST_ROWS
+            first, last = max(start, self.unit_of(point.at)), min(stop, after)
+            if first < last:  # a trapezoid
+                ends = np.array([self._shares_at(first, point), self._shares_at(last, point)])
+                wanted += ends.sum(0) * ((last - first) / 2)
+        return tuple(wanted.tolist())
 
     def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
         start, stop, stream = self.check_range(start, stop, stream)
@@ -267,10 +315,11 @@ class ScheduledBlendPlan(Mixture):
         return Rows.joined(parts)
 
     def __str__(self) -> str:
+        one = self.schedule.over[:-1]
         changes = ", ".join(
-            f"from step {point.step:,}: "
+            f"from {one} {point.at:,}: "
             + " ".join(f"{weight:g}" for weight in point.weights)
-            + ("" if point.towards is None else f", towards step {point.towards.step:,}")
+            + ("" if point.towards is None else f", towards {one} {point.towards.at:,}")
             for point in self.schedule.points
         )
         return described(f"ScheduledBlendPlan({changes})", self.members)

@@ -289,7 +289,11 @@ def test_a_limited_validation_begins_again_after_a_restore(folder: Path, workers
             assert [batches_of(loader) for _ in range(2)] == [whole[1:], whole]
 
 
-UNCHANGED: dict[str, Any] = {"weights": [], "base": {"step": 0, "unit": 0, "drawn_from": 0, "counts": []}}
+UNCHANGED: dict[str, Any] = {
+    "weights": [],
+    "weights_over": "steps",
+    "base": {"step": 0, "unit": 0, "drawn_from": 0, "counts": []},
+}
 """What a state says of weights that nobody changed."""
 
 
@@ -460,7 +464,11 @@ def test_the_plan_says_what_each_step_holds(folder: Path, reference: Steps) -> N
 
 
 def scheduled(folder: Path, **weights: Any) -> dict[str, Any]:
-    entries = [{"weight": weight, "path": str(folder / name)} for name, weight in weights.items()]
+    """Returns a metadataset; weights over time are over steps where they do not say it."""
+    entries = [
+        {"weight": {"over": "steps", **weight} if isinstance(weight, dict) else weight, "path": str(folder / name)}
+        for name, weight in weights.items()
+    ]
     return {"__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
 
 
@@ -529,6 +537,111 @@ def test_weights_are_set_while_the_job_runs(folder: Path, reference: Steps) -> N
         loader.set_weights([1.0], from_step=4)
 
 
+def test_weights_over_samples_change_at_the_sample_whatever_the_size_of_steps(folder: Path) -> None:
+    path: Any = scheduled(
+        folder, a={"linear": {0: 1, 100: 0, 200: 1}, "over": "samples"}, b={"step": {0: 1, 130: 0}, "over": "samples"}
+    )
+    whole, _ = Job(path, 1, 20, 20).run(12)
+    first, states = Job(path, 1, 20, 20).run(3)
+    second, states = Job(path, 2, 36, 18).run(4, states[:1])
+    third, states = Job(path, 1, 18, 9).run(2, states[:1])
+    ramped = first | second | third
+    assert states[0]["cursor"]["unit"] == 60 + 4 * 36 + 18 == 222
+
+    def keys(steps: Steps, stop: int) -> list[str]:
+        return sorted(text.split()[0] for number in sorted(steps) for text in steps[number])[:stop]
+
+    plan = ed.get_train_dataset(
+        path, batch_size=222, global_batch_size=222, shuffle_buffer_size=20, max_samples_per_sequence=10
+    )
+    (step,) = ed.plan_steps(plan, range(1))
+    assert keys(ramped, 222) == sorted(sample.key for sample in step.samples)
+    assert whole[0] == first[0]
+    assert all(sample.key[0] == "a" for sample in step.samples[130:])
+    assert {sample.key[0] for sample in step.samples[:130]} == {"a", "b"}
+
+
+def test_phases_and_ramps_are_set_in_python(folder: Path) -> None:
+    """Steps, pieces that move linearly, and phases, over steps and over samples."""
+    job = Job(folder / "blend.yaml", 1, 24, 24)
+    with job.loader(0) as loader:
+        loader.set_weights([1.0, 0.0], from_step=0)
+        loader.set_weights([0.0, 1.0], from_step=2)
+        loader.set_weights([1.0, 0.0], from_step=4, until_step=84)
+        shares = share_of_a(steps_of(loader, 100))
+        state = loader.save_state_rank()
+    assert [shares[number] for number in (0, 1, 2, 3)] == [1, 1, 0, 0]
+    assert sum(shares[number] for number in range(4, 84)) / 80 == pytest.approx(0.5, abs=0.01)
+    assert sum(shares[number] for number in range(4, 44)) < sum(shares[number] for number in range(44, 84))
+    assert {shares[number] for number in range(84, 100)} == {1}
+    assert state["cursor"]["weights"] == [[0, [1.0, 0.0]], [2, [0.0, 1.0]], [4, [1.0, 0.0], 84]]
+    with job.loader(0) as loader:
+        loader.restore_state_rank(state)
+        with pytest.raises(ConfigError, match="change over steps, and from_sample was given"):
+            loader.set_weights([1.0, 0.0], from_sample=10_000)
+        assert set(share_of_a(steps_of(loader, 2)).values()) == {1}
+    with job.loader(0) as loader:
+        loader.set_weights({"a": 0.0, "b": 1.0}, from_sample=30)
+        loader.set_weights({"a": 1.0, "b": 0.0}, from_step=2)  # sample 48
+        batches = [batch.__key__ for batch in take(loader, 3)]
+        found = loader.save_state_rank()["cursor"]
+    assert [key[0] for key in sorted(batches[1])] == ["a"] * sum(key[0] == "a" for key in batches[1]) + ["b"] * sum(
+        key[0] == "b" for key in batches[1]
+    )
+    assert sum(key[0] == "b" for key in batches[1]) >= 18
+    assert {key[0] for key in batches[2]} == {"a"}
+    assert (found["weights"], found["weights_over"]) == ([[30, [0.0, 1.0]], [48, [1.0, 0.0]]], "samples")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give from_step, or from_step and until_step, or the same with samples"),
+        ({"from_step": 4, "from_sample": 96}, "give from_step, or from_step and until_step"),
+        ({"until_step": 4}, "give from_step, or from_step and until_step"),
+        ({"from_step": 4, "until_sample": 96}, "give from_step, or from_step and until_step"),
+        ({"from_step": 4.0}, "from_step=4.0 is invalid: it must be a whole number"),
+        ({"from_sample": -1}, "from_sample=-1 is invalid: it must be a whole number"),
+        ({"from_step": 1 << 60}, "must be a whole number from 0 to"),
+        ({"from_step": 4, "until_step": True}, "until_step=True is invalid"),
+        ({"from_step": 1}, "from_step=1 has begun: give 2 or a later one"),
+        ({"from_sample": 47}, "from_sample=47 has begun: give 48 or a later one"),
+        ({"from_step": 4, "until_step": 4}, "until_step=4 is not after from_step=4"),
+        ({"from_step": 4, "weights": [-1, 2]}, r"The weights \[-1.0, 2.0\] from step 4 on are invalid"),
+        ({"from_sample": 48, "weights": [0, 0]}, "at least one of them positive"),
+        ({"from_step": 4, "weights": [1]}, "1 weights were given for 2 datasets"),
+        ({"from_step": 4, "weights": {"a": 1, "c": 1}}, "give one for each of"),
+        ({"from_step": 4, "weights": ["a", "b"]}, "are not numbers"),
+        ({"from_step": 4, "weights": 0.5}, "are not numbers"),
+    ],
+)
+def test_wrong_changes_of_weights_are_explained(folder: Path, given: dict[str, Any], message: str) -> None:
+    with Job(folder / "blend.yaml", 1, 24, 12).loader(0) as loader:
+        list(take(loader, 3))
+        with pytest.raises(ConfigError, match=message):
+            loader.set_weights(**{"weights": [1, 1], **given})
+
+
+def test_the_weights_of_energon_are_taken_as_steps_of_the_job_with_a_warning(folder: Path) -> None:
+    """Pull request 208 of Energon counts batches of a rank, and has no `over`."""
+    path: Any = scheduled(folder, a={"step": {0: 1, 2: 0}}, b={"step": {0: 0, 2: 1}})
+    expected, _ = Job(path, 1, 24, 24).run(4)
+    for entry in path["splits"]["train"]["blend"]:
+        del entry["weight"]["over"]
+    with pytest.warns(UserWarning, match="taken as steps of the whole job.*Write `over: steps`") as found:
+        loader = Job(path, 1, 24, 12).loader(0)
+    assert len(found) == 1
+    assert "blend[0].weight" in str(found[0].message)
+    with loader:
+        assert {n: sorted(texts) for n, texts in steps_of(loader, 8).items()} == expected
+
+
+def test_weights_over_different_things_are_refused(folder: Path) -> None:
+    path: Any = scheduled(folder, a={"step": {0: 1}}, b={"step": {0: 1}, "over": "samples"})
+    with pytest.raises(ed.EnergonDaliError, match=r"over samples, and another one over steps\. Write the same"):
+        Job(path, 1, 24, 24).loader(0)
+
+
 def test_schedules_need_global_batches(folder: Path) -> None:
     path: Any = scheduled(folder, a={"step": {0: 1, 2: 0}}, b=1)
     with pytest.raises(ConfigError, match="Give global_batch_size"):
@@ -544,6 +657,11 @@ def test_schedules_need_global_batches(folder: Path) -> None:
         ({"linear": {0: -1}}, "weight"),
         ({"step": {"one": 1}}, "is not a step of the job"),
         ({"cubic": {0: 1}}, "cubic"),
+        ({"step": {"one": 1}, "over": "samples"}, "is not a sample of the job"),
+        ({"step": {0: 1}, "over": "epochs"}, "'epochs' cannot be counted here: write steps or samples"),
+        ({"step": {0: 1}, "over": 3}, "over"),
+        ({"step": {0: 1}, "over": "tokens"}, "does not measure them. Write `over: samples` or `over: steps`"),
+        ({"over": "steps"}, "either step or linear"),
     ],
 )
 def test_wrong_weights_are_explained(folder: Path, weight: Any, message: str) -> None:

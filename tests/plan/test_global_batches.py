@@ -21,8 +21,9 @@ from energon_dali.plan import (
     SourcePlan,
 )
 from energon_dali.plan.global_batches import MicroBatch, deal
-from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
+from energon_dali.plan.scheduled import ScheduledBlendPlan
 from tests.part import sampled
+from tests.plan.schedules import linear
 
 MOST = 24
 """Micro-batches of a rank that are looked at in an epoch."""
@@ -42,7 +43,7 @@ def random_units(draw: random.Random, seed: int) -> Plan:
         return EpochizedBlendPlan((RepeatedPlan(first, 1), RepeatedPlan(second, 1.5)), seed, False)
     if draw.random() < 0.5:
         return BlendPlan((first, second), (0.7, 0.3), seed)
-    return ScheduledBlendPlan((first, second), Schedule.linear((0, (1.0, 0.0)), (20, (0.2, 0.8))), seed, 1)
+    return ScheduledBlendPlan((first, second), linear((0, (1.0, 0.0)), (20, (0.2, 0.8))), seed, 1)
 
 
 def random_plan(draw: random.Random, units: Plan, size: int, start: Cursor = Cursor()) -> GlobalBatchPlan:  # noqa: B008

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from energon_dali.errors import ConfigError
 from energon_dali.plan import Slices, SourcePlan
 from energon_dali.plan.draws import floor_sum
-from energon_dali.plan.scheduled import FIRST, Base, Schedule, ScheduledBlendPlan, WeightPoint
+from energon_dali.plan.scheduled import FIRST, Base, Schedule, ScheduledBlendPlan, WeightChange, WeightPoint
+from tests.plan.schedules import linear
 
 
 def source(number: int, num_streams: int = 1) -> SourcePlan:
@@ -100,13 +101,65 @@ def test_weights_that_hold_go_on_as_they_began() -> None:
 
 def test_weights_that_are_set_change_nothing_before_their_step() -> None:
     plan = blend(RAMP)
-    changed = blend(RAMP.changed(300, (0.0, 0.0, 1.0)))
+    changed = blend(RAMP.changed(WeightChange(300, (0.0, 0.0, 1.0))))
     assert changed.rows(0, 30_000).as_tuples() == plan.rows(0, 30_000).as_tuples()
     assert set(changed.rows(30_000, 40_000).sources.tolist()) == {2}
 
 
+def test_points_over_samples_stay_where_they_are_whatever_the_size_of_steps() -> None:
+    over_samples = linear((0, (0.8, 0.1, 0.1)), (3_000, (0.0, 1.0, 0.0)), (5_500, (0.2, 0.2, 0.6)), over="samples")
+    plan = blend(over_samples)
+    expected = plan.rows(0, 12_000).as_tuples()
+    assert plan.rebased(31, 3_100) == FIRST
+    for size in (1, 250, 4096):
+        other = replace(plan, step_size=size)
+        assert other.rows(0, 12_000).as_tuples() == expected
+        assert other.wanted_between(100, 5_000) == plan.wanted_between(100, 5_000)
+    sources = np.array([row[0] for row in expected])
+    wanted = np.mean([over_samples.shares(n + 0.5) for n in range(12_000)], axis=0)
+    assert np.abs(np.bincount(sources, minlength=3) / 12_000 - wanted).max() < 0.002
+    # A change begins with its sample.
+    changed = replace(plan, schedule=over_samples.changed(WeightChange(777, (0.0, 0.0, 1.0))))
+    assert changed.rows(0, 777).as_tuples() == expected[:777]
+    assert set(changed.rows(777, 9_000).sources.tolist()) == {2}
+
+
+@given(st.integers(0, 90_000), st.integers(0, 40_000))
+def test_what_is_wanted_is_the_integral_of_the_shares(start: int, count: int) -> None:
+    plan = blend(RAMP)
+    places = (np.arange(start, start + count) + 0.5) / 100
+    shares = np.array([RAMP.shares(at) for at in places.tolist()]).reshape(-1, 3)
+    assert plan.wanted_between(start, start + count) == pytest.approx(shares.sum(0).tolist(), abs=0.02)
+    assert sum(plan.wanted_between(start, start + count)) == pytest.approx(count)
+
+
+def test_what_is_wanted_is_counted_from_the_base_on() -> None:
+    first = blend(RAMP)
+    second = replace(first, base=first.rebased(312, 31_200), step_size=250)
+    wanted = [RAMP.shares(312 + (n + 0.5) / 250) for n in range(0, 100_000, 10)]
+    assert second.wanted_between(31_200, 131_200) == pytest.approx((np.sum(wanted, axis=0) * 10).tolist(), abs=5)
+    with pytest.raises(IndexError, match="before unit 31200"):
+        second.wanted_between(31_199, 40_000)
+
+
+def test_weights_that_are_set_may_be_reached_later() -> None:
+    schedule = RAMP.changed(WeightChange(250, (0.0, 0.0, 1.0), 350))
+    assert schedule.shares(249.99) == pytest.approx(RAMP.shares(249.99))
+    assert schedule.shares(250) == pytest.approx(RAMP.shares(250))
+    middle = [(a + b) / 2 for a, b in zip(RAMP.shares(250), (0.0, 0.0, 1.0), strict=True)]
+    assert schedule.shares(300) == pytest.approx(middle)
+    assert schedule.shares(350) == schedule.shares(10_000) == [0.0, 0.0, 1.0]
+    again = schedule.changed(WeightChange(300, (1.0, 0.0, 0.0), 320))
+    assert again.shares(299) == pytest.approx(schedule.shares(299))
+    assert again.shares(310) == pytest.approx([middle[0] / 2 + 0.5, middle[1] / 2, middle[2] / 2])
+    plan = blend(again)
+    assert plan.rows(0, 25_000).as_tuples() == blend(RAMP).rows(0, 25_000).as_tuples()
+    assert sum(plan.counts_at(40_000)) == 40_000
+    assert set(plan.rows(32_000, 33_000).sources.tolist()) == {0}
+
+
 def test_late_steps_are_reached_at_once() -> None:
-    many = Schedule.linear(*((step * 1000, [float(1 + (step + n) % 7) for n in range(100)]) for step in range(20)))
+    many = linear(*((step * 1000, [float(1 + (step + n) % 7) for n in range(100)]) for step in range(20)))
     plan = blend(many, step_size=4096)
     assert len(plan.rows(10**7 * 4096, 10**7 * 4096 + 100)) == 100
     assert sum(plan.counts_at(10**7 * 4096)) == 10**7 * 4096
@@ -120,6 +173,9 @@ def test_late_steps_are_reached_at_once() -> None:
         ([WeightPoint(0, (1.0, -1.0))], "finite numbers of at least 0"),
         ([WeightPoint(0, (1.0, 1.0)), WeightPoint(3, (1.0,))], "give 2 finite numbers"),
         ([WeightPoint(0, (1.0, 1.0), WeightPoint(3, (0.0, 0.0)))], "give 2 finite numbers"),
+        ([WeightPoint(0, (1.0,), WeightPoint(3, (1.0,)))], "Let another point follow where they arrive"),
+        ([WeightPoint(0, (1.0,), WeightPoint(3, (1.0,))), WeightPoint(4, (1.0,))], "hold from step 4 on"),
+        ([WeightPoint(0, (1.0,), WeightPoint(0, (1.0,))), WeightPoint(4, (1.0,))], "move from step 0 to step 0"),
     ],
 )
 def test_wrong_schedules_are_explained(points: list[WeightPoint], message: str) -> None:
