@@ -202,7 +202,10 @@ def _body(total: LoaderStatistics, recent: LoaderStatistics) -> RenderableType:
     if routes:
         table.add_row("decoded by", "", "", routes)
     for name, row in total.blend.items():
-        table.add_row(f"blend {name}", f"{row['share']:.1%}", _bar(row["share"], "blue"), f"{row['samples']:,} samples")
+        wanted = recent.planned_blend.get(name)
+        note = "" if wanted is None else f", {wanted['wanted_share']:.1%} wanted now"
+        drawn = f"{row['samples']:,} samples{note}"
+        table.add_row(f"blend {name}", f"{row['share']:.1%}", _bar(row["share"], "blue"), drawn)
     retries = sum(total.retries.values())
     if retries:
         table.add_row("requests repeated", f"{retries:,}", "", ", ".join(total.retries))

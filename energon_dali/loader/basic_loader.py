@@ -22,6 +22,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.rank_iterator import refuse_stages
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
+from energon_dali.datasets.source import source_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
@@ -32,7 +33,7 @@ from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, s
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
-from energon_dali.loader.statistics import LoaderStatistics
+from energon_dali.loader.statistics import LoaderStatistics, planned_shares
 from energon_dali.loader.torch_attributes import TorchAttributes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
@@ -345,7 +346,18 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
-        return LoaderStatistics.collect(self._metrics.snapshot(), **self._clock.times())
+        return LoaderStatistics.collect(
+            self._metrics.snapshot(), planned_blend=self._planned_blend(), **self._clock.times()
+        )
+
+    def _planned_blend(self) -> dict[str, dict[str, float]]:
+        """Returns the shares of a blend with global batches in the steps that were delivered."""
+        batches = self._tree.global_batches
+        if batches is None:
+            return {}
+        state = self._state
+        found = batches.blended_before(batches.start if state is None else cursor_of(state))
+        return {} if found is None else planned_shares(source_of(self._tree).names, *found)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Called by copy, deepcopy and pickle, which would otherwise fail on a lock or a process somewhere inside.

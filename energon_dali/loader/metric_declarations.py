@@ -143,6 +143,22 @@ DECLARATIONS: tuple[MetricDeclaration, ...] = (
         "",
         "dataset",
     ),
+    MetricDeclaration(
+        "blend_wanted",
+        "gauge",
+        "ratio",
+        "Share of each dataset of a blend that the weights want in the delivered steps of global batches.",
+        lambda s: _column(s.planned_blend, "wanted_share"),
+        ("dataset",),
+    ),
+    MetricDeclaration(
+        "blend_planned",
+        "gauge",
+        "ratio",
+        "Share of each dataset of a blend in the delivered steps of global batches.",
+        lambda s: _column(s.planned_blend, "planned_share"),
+        ("dataset",),
+    ),
     _counter("storage_retries", lambda s: s.retries, "Requests for data that were repeated.", "", "store"),
     _counter(
         "storage_requests", lambda s: s.requests.get("requests"), "Requests for data of remote storage and slow disks."

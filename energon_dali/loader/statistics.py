@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -35,6 +36,10 @@ class LoaderStatistics:
     blend: dict[str, dict[str, float]] = field(default_factory=dict)
     """Realised shares of blended datasets, by name: samples and their share; units and their share with blend_by.
     Counted where samples are drawn, ahead of the trainer."""
+    planned_blend: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Shares of a blend with global batches in the steps that were delivered, of all ranks, by name: `wanted` samples,
+    the integral of the weights, `planned` samples, those that the plan has, and the shares `wanted_share` and
+    `planned_share`. Counted since steps have their present size, and equal on all ranks."""
     retries: dict[str, int] = field(default_factory=dict)
     """Requests for data that were repeated, by store: a mount point, or scheme and host or bucket."""
     requests: dict[str, float] = field(default_factory=dict)
@@ -58,7 +63,7 @@ class LoaderStatistics:
 
         Args:
             record: What the metrics of all processes counted, see `Metrics.snapshot`.
-            **trainer: The first five fields: what the trainer's clock measured.
+            **trainer: The first five fields, which the trainer's clock measured, and `planned_blend`.
         """
         counts = dict(record["counts"])
         return cls(
@@ -123,6 +128,7 @@ class LoaderStatistics:
             routes=_less(self.routes, earlier.routes),
             block_bytes=self.block_bytes - earlier.block_bytes,
             blend=take_shares(drawn),
+            planned_blend=_planned_since(self.planned_blend, earlier.planned_blend),
             retries=_less(self.retries, earlier.retries),
             requests=requests,
             counts=_less(self.counts, earlier.counts),
@@ -151,6 +157,7 @@ class LoaderStatistics:
         rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
         rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]
+        rows += [(f"planned {name}", _planned_text(row)) for name, row in self.planned_blend.items()]
         rows += [(f"retries of {name}", str(count)) for name, count in sorted(self.retries.items())]
         if self.requests:
             rows.append(("requests", f"{self.requests['requests']:.0f}, {self.requests['in_flight']:.1f} in flight"))
@@ -203,6 +210,37 @@ def take_shares(counts: dict[str, int]) -> dict[str, dict[str, float]]:
         for name, amount in found.items():
             table.setdefault(name, {}).update({kind: amount, share: amount / total if total else 0.0})
     return table
+
+
+def planned_shares(
+    names: Sequence[str], wanted: Sequence[float], planned: Sequence[float]
+) -> dict[str, dict[str, float]]:
+    """Returns what `LoaderStatistics.planned_blend` holds; {} before the first step.
+
+    Args:
+        names: Of the datasets.
+        wanted: Samples that each should have.
+        planned: Samples that each has.
+    """
+    total = sum(planned)
+    if total <= 0:
+        return {}
+    return {
+        name: {"wanted": want, "planned": have, "wanted_share": want / total, "planned_share": have / total}
+        for name, want, have in zip(names, wanted, planned, strict=True)
+    }
+
+
+def _planned_since(new: dict[str, dict[str, float]], old: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns what was planned after an earlier snapshot; all of it if the counts have begun again since then."""
+    if new.keys() != old.keys() or any(row["planned"] < old[name]["planned"] for name, row in new.items()):
+        return new
+    wanted, planned = ([row[kind] - old[name][kind] for name, row in new.items()] for kind in ("wanted", "planned"))
+    return planned_shares(list(new), wanted, planned)
+
+
+def _planned_text(row: dict[str, float]) -> str:
+    return f"{row['planned']} samples ({row['planned_share']:.2%}), wanted {row['wanted_share']:.2%}"
 
 
 def _share_text(row: dict[str, float]) -> str:

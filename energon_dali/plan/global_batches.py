@@ -223,6 +223,24 @@ class GlobalBatchPlan(Plan):
         assert isinstance(units, ScheduledBlendPlan)
         return replace(start, base=replace(units, step_size=old_size).rebased(start.step, start.unit))
 
+    def blended_before(self, cursor: Cursor) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
+        """Returns how many units of the steps before a cursor each dataset of a blend should have, and how many it has.
+
+        Steps of another size, before the base of the cursor, are left out.
+
+        Args:
+            cursor: Where the job is.
+
+        Returns:
+            (the integral of the share of each, the units of each), with the weights that were set; None if there is no
+            blend by weight.
+        """
+        units = self.continued(cursor, self.world_size, self.workers).resolved_units
+        if not isinstance(units, ScheduledBlendPlan):
+            return None
+        first = units.base.unit
+        return units.wanted_between(first, cursor.unit), units.given_between(first, cursor.unit)
+
     def with_weights(self, start: Cursor, change: WeightChange, over: Over) -> Cursor:
         """Returns a cursor from which on the blend has other weights, instead of what was set for later before.
 

@@ -299,6 +299,10 @@ class ScheduledBlendPlan(Mixture):
                 wanted += ends.sum(0) * ((last - first) / 2)
         return tuple(wanted.tolist())
 
+    def given_between(self, start: int, stop: int) -> tuple[int, ...]:
+        """Returns how many of the units start ... stop - 1 each plan has; see `wanted_between`."""
+        return tuple(b - a for a, b in zip(self.counts_at(start), self.counts_at(stop), strict=True))
+
     def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
         start, stop, stream = self.check_range(start, stop, stream)
         if start < self.base.drawn_from:

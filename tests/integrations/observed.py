@@ -43,6 +43,10 @@ def everything() -> LoaderStatistics:
             "/data/a": {"samples": 750, "share": 0.75, "units": 3000, "unit_share": 0.6},
             "/data/b": {"samples": 250, "share": 0.25, "units": 2000, "unit_share": 0.4},
         },
+        planned_blend={
+            "/data/a": {"wanted": 76.5, "planned": 75, "wanted_share": 0.765, "planned_share": 0.75},
+            "/data/b": {"wanted": 23.5, "planned": 25, "wanted_share": 0.235, "planned_share": 0.25},
+        },
         retries={"s3://bucket": 2},
         requests={"requests": 100, "bytes_wanted": 4_000, "bytes_fetched": 5_000, "in_flight": 3.5},
         counts=counts,

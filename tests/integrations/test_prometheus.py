@@ -80,6 +80,9 @@ def test_every_number_of_the_statistics_is_on_the_page() -> None:
     for dataset, row in statistics.blend.items():
         assert by_label["energon_dali_blend_samples_total", dataset] == row["samples"]
         assert by_label["energon_dali_blend_units_total", dataset] == row["units"]
+    for dataset, row in statistics.planned_blend.items():
+        assert by_label["energon_dali_blend_wanted_ratio", dataset] == row["wanted_share"]
+        assert by_label["energon_dali_blend_planned_ratio", dataset] == row["planned_share"]
     assert by_label["energon_dali_storage_retries_total", "s3://bucket"] == 2
     assert by_label["energon_dali_gpu_memory_bytes", "reserved"] == 2 << 30
     assert by_label["energon_dali_samples_skipped_total", "filter"] == 2

@@ -593,6 +593,44 @@ def test_phases_and_ramps_are_set_in_python(folder: Path) -> None:
     assert (found["weights"], found["weights_over"]) == ([[30, [0.0, 1.0]], [48, [1.0, 0.0]]], "samples")
 
 
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_statistics_have_the_shares_that_are_wanted_and_those_of_the_plan(folder: Path, workers: int) -> None:
+    path: Any = scheduled(folder, a={"linear": {0: 1, 40: 0}}, b={"linear": {0: 0, 40: 1}})
+    keys: list[str] = []
+    with Job(path, 2, 64, 32, workers).loader(0) as loader, Job(path, 2, 64, 32).loader(1) as other:
+        assert loader.stats()["planned_blend"] == {}
+
+        def deliver(count: int) -> Any:
+            for one in (loader, other):
+                keys.extend(key for batch in take(one, count) for key in batch.__key__)
+            assert other.stats().planned_blend == loader.stats().planned_blend
+            return loader.stats()
+
+        early = deliver(10)
+        row = early.planned_blend["a"]
+        assert row["planned"] == sum(key[0] == "a" for key in keys)
+        assert row["wanted"] == pytest.approx(64 * 10 * (1 - 10 / 80))
+        assert row["wanted_share"] == pytest.approx(0.875)
+        assert row["planned_share"] == row["planned"] / 640
+        loader.set_weights([0.5, 0.5], from_step=20)
+        other.set_weights([0.5, 0.5], from_step=20)
+        late = deliver(50)
+        row = late.planned_blend["a"]
+        assert row["planned"] == sum(key[0] == "a" for key in keys)
+        assert row["wanted"] == pytest.approx(64 * (20 * 0.75 + 40 * 0.5))
+        between = late.since(early).planned_blend["a"]
+        assert between["planned"] == late.planned_blend["a"]["planned"] - early.planned_blend["a"]["planned"]
+        assert between["wanted_share"] == pytest.approx((10 * 0.625 + 40 * 0.5) / 50)
+        assert "wanted 58.33%" in str(late)
+        state = loader.save_state_rank()
+    with Job(path, 1, 100, 100).loader(0) as ramped:  # counted since steps have this size
+        ramped.restore_state_rank(state)
+        found = [key for batch in take(ramped, 4) for key in batch.__key__]
+        row = ramped.stats().planned_blend["a"]
+    assert (row["planned"], row["wanted"]) == (sum(key[0] == "a" for key in found), pytest.approx(200))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
