@@ -54,6 +54,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
         Route("/mixture", queries(pages.mixture)),
+        Route("/mixture/shares", queries(pages.mixture_shares)),
         Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),
         Route("/encoder", encodings(pages.encoded_batch)),
         Route("/encoder/reload", pages.reload_encoder, methods=["POST"]),

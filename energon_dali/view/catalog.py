@@ -9,6 +9,7 @@ from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliErr
 from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.metadataset.loader import load_dataset
 from energon_dali.metadataset.reference import SourceReference
+from energon_dali.plan.scheduled import Schedule
 from energon_dali.shards import StoragePath
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.folder_dataset import FolderDataset, JsonlDataset
@@ -100,6 +101,8 @@ class Catalog:
         self.is_metadataset = self.path.endswith(YAML_SUFFIXES)
         self.splits: tuple[str, ...] = ()
         """Splits of the metadataset."""
+        self.schedules: dict[str, Schedule] = {}
+        """By split, weights that change while a job runs."""
         if not self.is_metadataset:
             dataset = open_dataset(self.path, dataset_config, split_config)
             self.entries: Sequence[CatalogEntry] = (
@@ -126,7 +129,10 @@ class Catalog:
         self.splits = tuple(getattr(loader, "split_parts", ()))
         entries: dict[tuple[str, str | None, str | None], CatalogEntry] = {}
         for split in self.splits:
-            for source in loader.resolve(split).sources:
+            blend = loader.resolve(split)
+            if blend.schedule is not None:
+                self.schedules[split] = blend.schedule
+            for source in blend.sources:
                 for path, part, config, split_config in _folders(source):
                     entry = entries.get((path, config, split_config))
                     if entry is None:

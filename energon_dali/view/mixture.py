@@ -1,26 +1,35 @@
-"""The mixture of a metadataset as it is drawn: the shares that are wanted, and those that the first draws give."""
+"""The mixture of a metadataset as it is drawn: the shares that are wanted, and those that the first draws give.
+
+Where weights change while a job runs, its draws are those of global batches, and shares are shown over its steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon_dali.build.mixture import blended_plan, open_sources
 from energon_dali.build.options import DatasetOptions
 from energon_dali.errors import ConfigError
-from energon_dali.plan import BlendPlan, EpochizedBlendPlan
+from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan
 from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
 from energon_dali.plan.slices import Int32Array
 from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_DRAWS = 10_000
 MAX_DRAWS = 10_000_000
+MAX_STEPS = 1_000_000_000
+DEFAULT_SAMPLES_PER_STEP = 1024
+MAX_SAMPLES_PER_STEP = 1 << 17
 WINDOWS = 10
-"""Consecutive parts of the draws that are counted for themselves."""
+"""Consecutive parts of the draws that are counted for themselves; fewer if there are fewer steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class MixtureRow:
     """Share of the first draws that take it, 0 to 1."""
     windows: tuple[float, ...]
     """The same for `WINDOWS` consecutive parts of the draws."""
+    wanted_windows: tuple[float, ...]
+    """Share that it should have in each of these parts."""
     passes: float
     """How often the draws go through its samples."""
 
@@ -59,6 +70,10 @@ class DrawnMixture:
     """Number of draws, over all streams."""
     rows: tuple[MixtureRow, ...]
     """The datasets, in the order of the file."""
+    samples_per_step: int | None = None
+    """Draws of a step, if weights change while the job runs."""
+    window_edges: tuple[int, ...] = ()
+    """The first step of each part of the draws, and the step after the last; () if there are no steps."""
 
 
 def drawn_mixture(
@@ -67,6 +82,7 @@ def drawn_mixture(
     *,
     num_draws: int = DEFAULT_DRAWS,
     num_streams: int = 4,
+    samples_per_step: int | None = None,
     seed_offset: int = 0,
     trust_dataset_code: bool = False,
 ) -> DrawnMixture:
@@ -76,8 +92,9 @@ def drawn_mixture(
         path: A metadataset (.yaml, or a dict), a prepared folder or a .jsonl file.
         split_part: Part of the split.
         num_draws: Number of draws, spread evenly over the streams; rounded up to a multiple of them. An epoch of
-            repeated datasets has no more than its samples.
-        num_streams: Number of streams of the job: `WorkerConfig.num_streams`.
+            repeated datasets has no more than its samples. With `samples_per_step`, rounded up to whole steps.
+        num_streams: Number of streams of the job: `WorkerConfig.num_streams`. Global batches have one.
+        samples_per_step: Draw as global batches of this size do, which weights that change over time need.
         seed_offset: Seed of the job.
         trust_dataset_code: Let code of the datasets run.
 
@@ -86,33 +103,43 @@ def drawn_mixture(
         DatasetError: A dataset cannot be opened.
         StorageError: A file cannot be read.
     """
-    if not 1 <= num_draws <= MAX_DRAWS:
-        raise ConfigError(f"num_draws={num_draws} is invalid: it must be from 1 to {MAX_DRAWS:,}.")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams, seed_offset=seed_offset)
+    most = MAX_DRAWS if samples_per_step is None else MAX_STEPS * samples_per_step
+    if not 1 <= num_draws <= most:
+        raise ConfigError(f"num_draws={num_draws} is invalid: it must be from 1 to {most:,}.")
+    streams = num_streams if samples_per_step is None else None
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed_offset)
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.cookers = (Cooker(_as_it_is),)
     trust = {"trust_dataset_code": True} if trust_dataset_code else {}
-    options = DatasetOptions.of_call(encoder, config, trust, split_part=split_part, training=True, repeat=True)
+    options = DatasetOptions.of_call(
+        encoder,
+        config,
+        trust,
+        split_part=split_part,
+        training=True,
+        repeat=True,
+        batch_size=samples_per_step,
+        global_batch_size=samples_per_step,
+    )
     blend, opened = open_sources(path, options)
     sources = [one.source for one in opened]
     sizes = [source.num_samples for source in sources]
     plan = blended_plan(blend, sources, options)
-    per_stream = -(-num_draws // num_streams)
-    if isinstance(plan, BlendPlan):
-        weights = np.asarray(plan.weights, np.float64)
-        wanted = weights / weights.sum()
-    elif isinstance(plan, EpochizedBlendPlan):
-        lengths = np.array([plan.lengths(0, stream) for stream in config.streams], np.float64)  # [streams, datasets]
-        wanted = lengths.sum(0) / max(1.0, lengths.sum())
+    edges: tuple[int, ...] = ()
+    if samples_per_step is not None:
+        if not isinstance(plan, ScheduledBlendPlan):
+            raise ConfigError(
+                f"samples_per_step={samples_per_step} is for weights that change over time, and {path} has none. Leave "
+                "it out."
+            )
+        steps = -(-num_draws // samples_per_step)
+        edges = tuple(np.unique(np.linspace(0, steps, WINDOWS + 1).astype(np.int64)).tolist())
+        counts, wanted = _over_steps(plan, edges)
     else:
-        wanted = np.ones(1)
-    streams = []
-    for stream in config.streams:
-        most = sum(plan.lengths(0, stream)) if isinstance(plan, EpochizedBlendPlan) else per_stream
-        streams.append(plan.rows(0, min(per_stream, most), stream).sources)
-    counts = np.array([_count_windows(draws, len(opened)) for draws in streams]).sum(0)  # [windows, datasets]
+        counts, wanted = _first_draws(plan, -(-num_draws // num_streams), config.streams, len(opened))
     draws, total = counts.sum(0), int(counts.sum())
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    overall = wanted[0] if samples_per_step is None else wanted.T @ counts.sum(1) / max(1, total)
     rows = tuple(
         MixtureRow(
             reference.path,
@@ -120,15 +147,55 @@ def drawn_mixture(
             sizes[number],
             reference.weight,
             reference.repetitions,
-            float(wanted[number]),
+            float(overall[number]),
             int(draws[number]),
             float(draws[number] / max(1, total)),
             tuple(shares[:, number].tolist()),
+            tuple(wanted[:, number].tolist()),
             float(draws[number] / sizes[number]) if sizes[number] else 0.0,
         )
         for number, reference in enumerate(blend.sources)
     )
-    return DrawnMixture(blend.mode, total, rows)
+    return DrawnMixture(blend.mode, total, rows, samples_per_step, edges)
+
+
+def steps_of_schedule(schedule: Schedule, samples_per_step: int) -> int:
+    """Returns a number of steps that shows all of a schedule, and how it goes on."""
+    last = schedule.points[-1].at
+    if schedule.over == "samples":
+        last = -(-last // samples_per_step)
+    return min(MAX_STEPS, max(WINDOWS, last + last // 4))
+
+
+def _over_steps(plan: ScheduledBlendPlan, edges: Sequence[int]) -> tuple[Int64Array, NDArray[np.float64]]:
+    """Returns the draws of each dataset between steps, and the shares that the weights want.
+
+    Returns:
+        (int64[parts, datasets], float64[parts, datasets]).
+    """
+    units = [edge * plan.step_size for edge in edges]
+    counts = np.array([plan.given_between(start, stop) for start, stop in pairwise(units)], np.int64)
+    wanted = np.array([plan.wanted_between(start, stop) for start, stop in pairwise(units)])
+    return counts, wanted / counts.sum(1, keepdims=True)
+
+
+def _first_draws(
+    plan: Plan, per_stream: int, streams: Sequence[int], num_datasets: int
+) -> tuple[Int64Array, NDArray[np.float64]]:
+    """Returns the first draws of each dataset in parts, and the shares that are wanted; see `_over_steps`."""
+    wanted = np.ones(1)
+    if isinstance(plan, BlendPlan):
+        weights = np.asarray(plan.weights, np.float64)
+        wanted = weights / weights.sum()
+    elif isinstance(plan, EpochizedBlendPlan):
+        lengths = np.array([plan.lengths(0, stream) for stream in streams], np.float64)  # [streams, datasets]
+        wanted = lengths.sum(0) / max(1.0, lengths.sum())
+    drawn = []
+    for stream in streams:
+        most = sum(plan.lengths(0, stream)) if isinstance(plan, EpochizedBlendPlan) else per_stream
+        drawn.append(plan.rows(0, min(per_stream, most), stream).sources)
+    counts = np.array([_count_windows(draws, num_datasets) for draws in drawn]).sum(0)
+    return counts, np.tile(wanted, (WINDOWS, 1))
 
 
 def _as_it_is(sample: Any, **stores: Any) -> Any:

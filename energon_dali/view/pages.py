@@ -18,7 +18,16 @@ from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import show_part, snippets
 from energon_dali.view.dataset import ViewedPart, ViewedSample
 from energon_dali.view.guard import DATA_POLICY
-from energon_dali.view.mixture import DEFAULT_DRAWS, MAX_DRAWS, drawn_mixture
+from energon_dali.view.mixture import (
+    DEFAULT_DRAWS,
+    DEFAULT_SAMPLES_PER_STEP,
+    MAX_DRAWS,
+    MAX_SAMPLES_PER_STEP,
+    MAX_STEPS,
+    DrawnMixture,
+    drawn_mixture,
+    steps_of_schedule,
+)
 from energon_dali.view.part_response import AV_TYPES
 from energon_dali.view.query import FILTER_FIELDS, PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
@@ -318,22 +327,42 @@ def failures(request: Request) -> Response:
 
 def mixture(request: Request) -> Response:
     """Answers `/mixture`: the share of each dataset that is wanted, and the one that the first draws give."""
+    split, numbers, found = _drawn(request)
+    limits = {"draws": MAX_DRAWS, "steps": MAX_STEPS, "size": MAX_SAMPLES_PER_STEP}
+    return show(request, "mixture", entry=None, split=split, numbers=numbers, found=found, limits=limits)
+
+
+def mixture_shares(request: Request) -> Response:
+    """Answers `/mixture/shares`: what `/mixture` shows, as JSON."""
+    return JSONResponse(asdict(_drawn(request)[2]))
+
+
+def _drawn(request: Request) -> tuple[str, dict[str, int], DrawnMixture]:
+    """Returns (split, numbers of the form, mixture) that an address asks for."""
     site = site_of(request)
     splits = site.catalog.splits
     split = request.query_params.get("split", "")
     split = split if split in splits else next(iter(splits), "train")
-    numbers = {name: request.query_params.get(name, "") for name in ("draws", "seed")}
-    given = {name: int(text) for name, text in numbers.items() if text.isdecimal() and len(text) < 10}
-    draws = min(MAX_DRAWS, max(1, given.get("draws", DEFAULT_DRAWS)))
-    seed = given.get("seed", 0)
+    texts = {name: request.query_params.get(name, "") for name in ("draws", "seed", "steps", "size")}
+    given = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 11}
+    numbers = {"seed": min(given.get("seed", 0), 999_999_999)}
+    schedule, size = site.catalog.schedules.get(split), None
+    if schedule is None:
+        numbers["draws"] = draws = min(MAX_DRAWS, max(1, given.get("draws", DEFAULT_DRAWS)))
+    else:
+        numbers["size"] = size = min(MAX_SAMPLES_PER_STEP, max(1, given.get("size", DEFAULT_SAMPLES_PER_STEP)))
+        steps = given.get("steps", steps_of_schedule(schedule, size))
+        numbers["steps"] = min(MAX_STEPS, max(1, steps))
+        draws = numbers["steps"] * size
     found = drawn_mixture(
         site.catalog.path,
         split,
         num_draws=draws,
-        seed_offset=seed,
+        samples_per_step=size,
+        seed_offset=numbers["seed"],
         trust_dataset_code=site.options.trust_dataset_code,
     )
-    return show(request, "mixture", entry=None, split=split, draws=draws, seed=seed, found=found, most=MAX_DRAWS)
+    return split, numbers, found
 
 
 def scan_progress(request: Request) -> Response:

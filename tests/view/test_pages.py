@@ -308,6 +308,36 @@ def test_a_metadataset_shows_its_datasets_and_its_mixture(dataset: Path, tmp_pat
         assert shares[1] + shares[3] == pytest.approx(100)
 
 
+def test_the_mixture_of_weights_over_time_is_shown_over_steps(dataset: Path, tmp_path: Path) -> None:
+    blend = [
+        {"weight": {"step": {"0": 3, "40": 1}, "over": "steps"}, "path": str(dataset), "split_part": "train"},
+        {"weight": 1, "path": str(jsonl(tmp_path / "lines.jsonl")), "split_part": "train"},
+    ]
+    path = tmp_path / "meta.yaml"
+    splits = {
+        "train": {"blend": blend},
+        "val": {"blend_epochized": [{"path": str(dataset), "split_part": "train"}] * 2},
+    }
+    path.write_text(json.dumps({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
+    with serving(path, tmp_path / "scans") as server:
+        page = server.ask("/mixture").text
+        assert 'name="steps" min="1" max="1000000000" value="50"' in page
+        assert 'name="size" min="1" max="131072" value="1024"' in page
+        assert "Weights change while the job runs." in page
+        assert re.search(r"<title>steps 40 to 44: 50\.\d\d %, wanted 50\.00 %</title>", page)
+        found = server.ask("/mixture/shares?steps=80&size=256&seed=3").json
+        assert (found["samples_per_step"], found["num_draws"]) == (256, 80 * 256)
+        assert found["window_edges"] == list(range(0, 81, 8))
+        assert found["rows"][0]["wanted_windows"] == [0.75] * 5 + [0.5] * 5
+        assert found["rows"][0]["windows"] == pytest.approx([0.75] * 5 + [0.5] * 5, abs=0.02)
+        assert found["rows"][0]["wanted"] == 0.625
+        assert found["rows"][0]["given"] == pytest.approx(0.625, abs=0.001)
+        plain = server.ask("/mixture/shares?split=val&draws=20").json
+        assert (plain["samples_per_step"], plain["window_edges"], plain["num_draws"]) == (None, [], 20)
+        for wrong in ("steps=0&size=0", "steps=99999999999&size=x", "steps=9999999999&size=999999999&seed=9999999999"):
+            assert server.ask(f"/mixture?{wrong}").status == 200
+
+
 def test_the_scan_is_started_cancelled_and_followed(dataset: Path, tmp_path: Path) -> None:
     with serving(dataset, tmp_path / "scans") as server:
         state = server.ask("/scan").json

@@ -139,6 +139,59 @@ def test_a_mixture_is_what_a_loader_draws(blend: str) -> None:
     assert mixture.rows[0].passes == names["one"] / 10
 
 
+def schedule(folder: Path, path: Path, first: str, second: str) -> str:
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
+        f"      - {{path: '{folder}', weight: {first}, subflavors: {{name: one}}}}\n"
+        f"      - {{path: '{folder}', weight: {second}, subflavors: {{name: two}}}}\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(("over", "last"), [("steps", 80), ("samples", 800)])
+def test_a_mixture_over_time_is_what_a_job_with_global_batches_draws(
+    folder: Path, tmp_path: Path, over: str, last: int
+) -> None:
+    weight = f"{{linear: {{0: 3, {last}: 0}}, over: {over}}}"
+    path = schedule(folder, tmp_path / "moving.yaml", weight, f"{{step: {{0: 1}}, over: {over}}}")
+    mixture = drawn_mixture(path, num_draws=1000, samples_per_step=10, seed_offset=5)
+    assert (mixture.num_draws, mixture.samples_per_step) == (1000, 10)
+    assert mixture.window_edges == tuple(range(0, 101, 10))
+    encoder: DefaultTaskEncoder = DefaultTaskEncoder()  # type: ignore[type-arg]
+    encoder.decoder = None
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=5)
+    dataset = get_train_dataset(
+        path,
+        worker_config=config,
+        task_encoder=encoder,
+        batch_size=10,
+        global_batch_size=10,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    with get_loader(dataset) as loader:
+        names = [one["name"] for batch, _ in zip(loader, range(100), strict=False) for one in batch.__subflavors__]
+    for number, name in enumerate(("one", "two")):
+        row = mixture.rows[number]
+        assert row.draws == names.count(name)
+        assert row.windows == tuple(names[n : n + 100].count(name) / 100 for n in range(0, 1000, 100))
+        assert row.given == names.count(name) / 1000
+        assert row.wanted == pytest.approx(sum(row.wanted_windows) / 10)
+    # Shares are linear from 3 : 1 to 0 : 1 until step 80.
+    assert mixture.rows[0].wanted_windows == pytest.approx([0.75 * (1 - (n + 0.5) / 8) for n in range(8)] + [0, 0])
+    few = drawn_mixture(path, num_draws=21, samples_per_step=10)
+    assert (few.num_draws, few.window_edges, len(few.rows[0].windows)) == (30, (0, 1, 2, 3), 3)
+    late = drawn_mixture(path, num_draws=10**12, samples_per_step=1000)
+    assert late.rows[1].given > 0.9999
+    with pytest.raises(ConfigError, match="Give global_batch_size"):
+        drawn_mixture(path)
+
+
+def test_steps_are_for_weights_over_time(blend: str) -> None:
+    with pytest.raises(ConfigError, match="samples_per_step=8 is for weights that change over time"):
+        drawn_mixture(str(Path(blend)), "val", samples_per_step=8)
+
+
 def test_repetitions_are_shares_of_an_epoch(blend: str, folder: Path) -> None:
     mixture = drawn_mixture(blend, "val", num_draws=1000)
     assert [(row.draws, row.repetitions, row.passes) for row in mixture.rows] == [(8, 2.0, 2.0), (2, 1.0, 1.0)]
