@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.build.cook_stage import CookStage, cook, cook_stage, primary_store
-from energon_dali.build.options import AnyEncoder, DatasetOptions
+from energon_dali.build.options import AnyEncoder, DatasetOptions, overridden_build_hooks
 from energon_dali.build.pipeline import batch_stages, encode_stages
 from energon_dali.cache import FileStore, open_store
 from energon_dali.datasets.base import SavableDataset
@@ -23,8 +23,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.metadataset.loader import BLEND_MODES, LoadedDataset
 from energon_dali.metadataset.reference import DatasetBlendMode, ResolvedBlend, SourceReference
 from energon_dali.samples import CrudeSample
-from energon_dali.task_encoder import TaskEncoder
-from energon_dali.task_encoder.building import BUILD_HOOKS, builds_with
+from energon_dali.task_encoder.building import builds_with
 from energon_dali.worker_config import WorkerConfig
 
 Dataset = SavableDataset[Any]
@@ -32,7 +31,7 @@ Dataset = SavableDataset[Any]
 
 def builds_itself(encoder: AnyEncoder) -> bool:
     """Returns whether a task encoder overrides a build hook."""
-    return any(getattr(type(encoder), name) is not getattr(TaskEncoder, name) for name in BUILD_HOOKS)
+    return bool(overridden_build_hooks(encoder))
 
 
 class SourceFactory:

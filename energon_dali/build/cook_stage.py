@@ -15,6 +15,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_number
 from energon_dali.datasets.wrappers.map import MapDataset
+from energon_dali.errors import ConfigError
 from energon_dali.samples import CrudeSample
 from energon_dali.shards import JsonlReader, ShardReader
 from energon_dali.task_encoder import (
@@ -59,7 +60,8 @@ def cook_stage(
         aux: Undecoded stores that the cooker is called with, by name.
 
     Raises:
-        ConfigError: No cooker matches, or its arguments do not match the stores of the source.
+        ConfigError: No cooker matches, its arguments do not match the stores of the source, or it makes several samples
+            of one, and there are global batches.
     """
     encoder, dataset = options.encoder, source.name
     override = OverriddenCook(encoder.cook_crude_sample) if overridden(encoder, "cook_crude_sample") else None
@@ -80,6 +82,12 @@ def cook_stage(
         stores,
         options.decoder,
     )
+    if auxiliaries.is_generator and options.global_batch_size is not None:
+        raise ConfigError(
+            f"global_batch_size={options.global_batch_size} cannot be combined with the cooker "
+            f"{function_name(cooker.cook)}, a generator function that makes several samples of one. Let it return one "
+            "sample, and raise SkipSample where there is none, or leave global_batch_size out."
+        )
     if override is None:  # otherwise the user's own hook calls the function
         auxiliaries.check_arguments(dataset)
     return CookStage(

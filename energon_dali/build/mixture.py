@@ -184,11 +184,15 @@ def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptio
 
 
 def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
-    """Returns the steps of a job whose units are the rows of a plan."""
+    """Returns the steps of a job whose units are the rows of a plan.
+
+    Raises:
+        ConfigError: The sizes do not fit, or no step is left.
+    """
     config = options.worker_config
     assert options.global_batch_size is not None
     assert options.batch_size is not None, "DatasetOptions checks it"
-    return GlobalBatchPlan(
+    batches = GlobalBatchPlan(
         units,
         options.global_batch_size,
         options.batch_size,
@@ -198,6 +202,12 @@ def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
         options.uneven if options.training else "ragged",
         drop_last=options.batch_drop_last,
     )
+    if batches.drop_last and not batches.is_endless and batches.num_samples and not batches.steps_of_epoch(0):
+        raise ConfigError(
+            f"batch_drop_last=True leaves out a step with fewer than {batches.step_size} samples, and a whole epoch "
+            f"has {batches.num_samples}. Give a smaller global_batch_size, or leave batch_drop_last out."
+        )
+    return batches
 
 
 def blend_sources(blend: ResolvedBlend, loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:

@@ -22,6 +22,7 @@ from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.global_batches import GLOBAL_LANES, UNEVEN, Uneven
 from energon_dali.shards import PartList
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden
+from energon_dali.task_encoder.building import BUILD_HOOKS
 from energon_dali.task_encoder.encoder import HOOKS
 from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks
 from energon_dali.worker_config import WorkerConfig
@@ -43,6 +44,17 @@ _MINIMUM = {
     "global_batch_size": 1,
 }
 _NEVER_NONE = ("virtual_epoch_length",)
+_MOST_UNITS = 1 << 24
+"""Most samples of a step of global batches, which are planned together."""
+_NO_GENERATORS = (
+    "cook_crude_sample",
+    "preencode_sample",
+    "encode_sample",
+    "postencode_sample",
+    "batch",
+    "encode_batch",
+)
+"""Hooks that give one result each with global batches."""
 
 DEFAULT_STREAMS = 4
 """Streams per rank if no worker_config is given; fixed, so that the order does not depend on the machine."""
@@ -136,39 +148,55 @@ class DatasetOptions:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: give one of {given}.")
         if self.global_batch_size is not None:
             self._check_global_batches()
+            return
+        for name, default in (("uneven", "error"), ("on_missing", "spare")):
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} says how global batches are dealt, and there are none. Give "
+                    f"global_batch_size, or leave {name} out."
+                )
 
     def _check_global_batches(self) -> None:
         """Refuses what decides at run time which samples a batch holds, since a step holds fixed ones."""
-        hooks = {
-            "preencode_sample": "it makes several samples of one",
-            "encode_sample": "it makes several samples of one",
-            "postencode_sample": "it makes several samples of one",
-            "cook_crude_sample": "it makes several samples of one",
-            "batch": "it makes several batches of one list",
-            "encode_batch": "it makes several batches of one",
-        }
-        generators = [name for name in hooks if inspect.isgeneratorfunction(getattr(self.encoder, name))]
-        config = self.worker_config
-        problem = ""
+        encoder, size = self.encoder, self.global_batch_size
+        assert size is not None
+        if size > _MOST_UNITS:
+            raise ConfigError(f"global_batch_size={size} is invalid: a step has at most {_MOST_UNITS:,} samples.")
         if self.batch_size is None:
-            problem = "needs batch_size, the number of samples that a rank computes at once"
-        elif self.packing_buffer_size is not None:
-            problem = "cannot be combined with packing_buffer_size: which samples make a pack is decided at run time"
-        elif overridden(self.encoder, "batch_group_criterion"):
-            problem = "cannot be combined with batch_group_criterion, which decides at run time what a batch holds"
-        elif generators:
-            problem = f"cannot be combined with a generator function as {generators[0]}: {hooks[generators[0]]}"
-        elif self.blend_by is not None:
-            problem = "cannot be combined with blend_by, whose weights follow from what was measured at run time"
-        elif getattr(self.encoder.decoder, "feed", "block") == "native":
-            problem = 'cannot be combined with feed="native", which reads runs of samples. Use feed="block"'
-        elif config.num_streams is not None:
-            problem = (
-                f"cannot be combined with num_streams={config.num_streams}: the job has one sequence of samples, and "
-                "any number of workers. Leave num_streams out"
+            raise ConfigError(
+                f"global_batch_size={size} needs batch_size, the number of samples that a rank computes at once: give "
+                "both."
             )
+        hook = next((name for name in _NO_GENERATORS if inspect.isgeneratorfunction(getattr(encoder, name))), None)
+        streams, built = self.worker_config.num_streams, overridden_build_hooks(encoder)
+        problem = instead = ""
+        if self.packing_buffer_size is not None:
+            problem = "packing_buffer_size, as which samples make a pack is decided at run time"
+            instead = "Pack the samples before training, or leave packing_buffer_size out"
+        elif overridden(encoder, "batch_group_criterion"):
+            problem = "batch_group_criterion, which decides at run time what a batch holds"
+            instead = "Let batch() take samples of all kinds, or make each kind a dataset of its own"
+        elif hook is not None:
+            one = "batch" if hook in ("batch", "encode_batch") else "sample"
+            problem = f"a generator function as {hook}, which decides at run time how many {one}s it makes"
+            instead = f"Let {hook} return one {one}"
+        elif built:
+            problem = f"{' and '.join(built)} of {type(encoder).__name__}, as datasets that it builds may drop samples"
+            instead = "Use encode_sample and the other hooks, where SkipSample takes the place of a FilterDataset"
+        elif self.blend_by is not None:
+            problem = "blend_by, whose weights follow from what was measured at run time"
+            instead = "Give the weights of the metadataset in samples"
+        elif getattr(encoder.decoder, "feed", "block") == "native":
+            problem = 'feed="native", which reads runs of samples'
+            instead = 'Use feed="block"'
+        elif streams is not None:
+            problem = f"num_streams={streams}: the job has one sequence of samples, and any number of workers"
+            instead = "Leave num_streams out of WorkerConfig"
         if problem:
-            raise ConfigError(f"global_batch_size={self.global_batch_size} {problem}, or leave global_batch_size out.")
+            raise ConfigError(
+                f"global_batch_size={size} cannot be combined with {problem}. {instead}, or leave global_batch_size "
+                "out."
+            )
 
     @classmethod
     def of_call(
@@ -238,6 +266,11 @@ class DatasetOptions:
             "shuffle_over_epochs": epochs,
             "window_in_slice": self.source.window_in_slice,
         }
+
+
+def overridden_build_hooks(encoder: AnyEncoder) -> list[str]:
+    """Returns the names of the build hooks that a task encoder overrides."""
+    return [name for name in BUILD_HOOKS if getattr(type(encoder), name) is not getattr(TaskEncoder, name)]
 
 
 def check_number(name: str, value: object) -> None:

@@ -123,11 +123,16 @@ def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, un
     low = global_batch_size // least * least
     if uneven == "round_down" and low:
         return low
-    fitting = " or ".join(f"{size:,}" for size in (low, low + least) if size)
+    product = f"world_size x batch_size = {world_size} x {micro_batch_size} = {least:,}"
+    ragged = 'uneven="ragged", which deals the ranks counts that differ by one'
+    if not low:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is less than {product}: give {least:,} or a multiple of it, or a "
+            f"smaller batch_size. Or give {ragged}."
+        )
     raise ConfigError(
-        f"global_batch_size={global_batch_size} is not a multiple of world_size x batch_size = {world_size} x "
-        f'{micro_batch_size} = {least}: give {fitting}. Or give uneven="round_down", which takes the next smaller '
-        'multiple as Megatron does, or uneven="ragged", which deals the ranks counts that differ by one.'
+        f"global_batch_size={global_batch_size} is not a multiple of {product}: give {low:,} or {low + least:,}. Or "
+        f'give uneven="round_down", which takes the next smaller multiple as Megatron does, or {ragged}.'
     )
 
 

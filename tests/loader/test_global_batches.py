@@ -315,7 +315,14 @@ def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
         ({"blend_by": "tokens"}, "blend_by"),
         ({"uneven": "down"}, "uneven='down' is unknown"),
         ({"on_missing": "drop"}, "on_missing='drop' is unknown"),
+        ({"global_batch_size": None, "uneven": "ragged"}, "uneven='ragged' says how .* and there are none"),
+        ({"global_batch_size": None, "on_missing": "shrink"}, "on_missing='shrink' says how .* Give global_batch_size"),
         ({"global_batch_size": 0}, "global_batch_size=0"),
+        ({"global_batch_size": 1 << 25}, "a step has at most 16,777,216 samples"),
+        (
+            {"global_batch_size": 64, "repeat": False, "batch_drop_last": True},
+            "with fewer than 64 .* whole epoch has 60",
+        ),
         ({"worker_config": ed.WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)}, "num_streams=4"),
         (
             {"worker_config": ed.WorkerConfig(rank=0, world_size=1, num_workers="auto", num_streams=4)},
@@ -326,6 +333,73 @@ def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
 def test_what_decides_at_run_time_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ed.get_train_dataset(folder / "a", **{"batch_size": 4, "global_batch_size": 8, **options})
+
+
+class Grouping(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    def batch_group_criterion(self, sample: Any) -> Any:
+        return len(sample.text), 4
+
+
+class Several(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    def encode_sample(self, sample: Any) -> Any:
+        yield sample
+
+
+class Cooking(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    def cook_crude_sample(self, sample: Any, **stores: Any) -> Any:
+        yield sample
+
+
+class BatchesBatches(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    def encode_batch(self, batch: Any) -> Any:
+        yield batch
+
+
+class Building(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Puts a dataset that drops samples below the batches, as encoders of Energon may."""
+
+    def build_encode_sample(self, dataset: Any, *, worker_config: Any) -> Any:
+        encoded = super().build_encode_sample(dataset, worker_config=worker_config)
+        return ed.FilterDataset(encoded, filter_fn=lambda sample: True)
+
+    def build_batch(self, dataset: Any, **options: Any) -> Any:
+        return ed.BatchDataset(dataset, 4, list)
+
+
+class Native(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = ed.DaliDecoder(feed="native")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "what", "instead"),
+    [
+        (Grouping, "batch_group_criterion", "make each kind a dataset of its own"),
+        (Several, "a generator function as encode_sample", "Let encode_sample return one sample"),
+        (Cooking, "a generator function as cook_crude_sample", "Let cook_crude_sample return one sample"),
+        (BatchesBatches, "a generator function as encode_batch", "Let encode_batch return one batch"),
+        (Building, "build_encode_sample and build_batch of Building", "SkipSample takes the place of a FilterDataset"),
+        (Native, 'feed="native"', 'Use feed="block"'),
+    ],
+)
+def test_encoders_that_decide_at_run_time_are_refused(folder: Path, encoder: Any, what: str, instead: str) -> None:
+    for get_dataset in (ed.get_train_dataset, ed.get_val_dataset):
+        with pytest.raises(ConfigError, match=f"cannot be combined with {what}.*{instead}, or leave global_batch_size"):
+            get_dataset(folder / "a", split_part="train", batch_size=4, global_batch_size=8, task_encoder=encoder())
+
+
+def test_cookers_that_make_several_samples_are_refused(tmp_path: Path) -> None:
+    write_shards(tmp_path / "crude", {f"{number:03d}": {"txt": b"x"} for number in range(8)}, 1)
+    options = ["--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1", "--sample-type", "CrudeWebdataset"]
+    assert CliRunner().invoke(main, ["prepare", str(tmp_path / "crude"), *options]).exit_code == 0
+
+    def cook_twice(sample: Any) -> Any:
+        yield sample
+        yield sample
+
+    encoder = Encoder()
+    encoder.cookers = [ed.Cooker(cook_twice)]
+    with pytest.raises(ConfigError, match=r"cooker .*cook_twice, a generator function.*Let it return one sample"):
+        ed.get_train_dataset(tmp_path / "crude", batch_size=4, global_batch_size=8, task_encoder=encoder)
 
 
 def steps_of(loader: Any, micro_batches: int) -> Steps:

@@ -184,6 +184,13 @@ def test_the_last_step_of_an_epoch_is_dealt_evenly_or_dropped() -> None:
     [
         (20, 3, 4, "error", "give 12 or 24"),
         (5, 3, 4, "round_down", "give 12"),
+        (
+            5,
+            3,
+            4,
+            "error",
+            "5 is less than world_size x batch_size = 3 x 4 = 12.*or a smaller batch_size. Or give uneven",
+        ),
         (2, 3, 1, "ragged", "at least one sample per rank"),
     ],
 )
