@@ -16,7 +16,7 @@ import numpy as np
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
-from energon_dali.plan.scheduled import FIRST, Base, Over, ScheduledBlendPlan, WeightChange, WeightPoint
+from energon_dali.plan.scheduled import FIRST, Base, Over, ScheduledBlendPlan, WeightChange
 from energon_dali.plan.spares import unit_of_number
 
 Uneven = Literal["error", "round_down", "ragged"]
@@ -287,9 +287,9 @@ class GlobalBatchPlan(Plan):
             assert begin is not None
             change = replace(change, at=begin, until=until)
         kept = tuple(one for one in start.weights if one.at < change.at)
-        point = WeightPoint(max(1, change.at), change.weights)
-        _ = replace(schedule, points=(schedule.points[0], point))  # raises ConfigError
-        return replace(start, weights=(*kept, change), weights_over=of_job)
+        changed = replace(start, weights=(*kept, change), weights_over=of_job)
+        _ = self.continued(changed, self.world_size, self.workers).resolved_units  # raises ConfigError
+        return changed
 
     @property
     def micro_batches_per_step(self) -> int:

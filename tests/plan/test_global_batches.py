@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from energon_dali.plan import (
     SourcePlan,
 )
 from energon_dali.plan.global_batches import MicroBatch, deal
-from energon_dali.plan.scheduled import ScheduledBlendPlan
+from energon_dali.plan.scheduled import OVER, Over, ScheduledBlendPlan, WeightChange
 from tests.part import sampled
 from tests.plan.schedules import linear
 
@@ -203,3 +204,49 @@ def test_a_plan_of_several_streams_is_refused() -> None:
     slices = Slices(np.zeros(1, np.int32), np.zeros(1, np.int64), np.array([9], np.int64))
     with pytest.raises(ConfigError, match="num_streams=1"):
         GlobalBatchPlan(SourcePlan(slices, 2, 0, repeat=True), 4, 1, 1, 1)
+
+
+@pytest.mark.parametrize("seed", sampled(range(40), 8))
+def test_random_changes_of_weights_and_sizes_lose_and_repeat_no_row(seed: int) -> None:
+    """Weights over steps or samples, changes that are set meanwhile, and steps of other sizes, in random order."""
+    draw = random.Random(seed)
+    over: Over = draw.choice(OVER)
+    members = tuple(source(draw.randint(1, 60), draw.randint(1, 3), seed=seed, number=n) for n in range(3))
+
+    def weights() -> tuple[float, ...]:
+        return (draw.choice((0.0, 1.0, 3.0)), draw.random(), draw.choice((0.5, 2.0)))
+
+    scale = 1 if over == "steps" else 60
+    points = [(0, weights()), *((at * scale, weights()) for at in sorted(draw.sample(range(1, 60), 3)))]
+    schedule = linear(*points, over=over) if draw.random() < 0.7 else linear(points[0])
+    units = ScheduledBlendPlan(members, schedule, seed, 1)
+    plan = GlobalBatchPlan(units, 60, 5, 1, 1)
+    rows: list[tuple[int, int, int, int]] = []
+    wanted = np.zeros(3)
+    for _ in range(12):
+        count = draw.randint(1, 12)
+        for number in range(count):
+            step = plan.find_step(plan.start.step + number)
+            assert step is not None
+            rows += plan.dealt(step, 0)[1].as_tuples()
+        before, cursor = plan.start, plan.cursor(0, count * plan.micro_batches_per_step)
+        assert cursor.unit == len(rows)
+        resolved = plan.resolved_units
+        assert isinstance(resolved, ScheduledBlendPlan)
+        part = resolved.wanted_between(before.unit, cursor.unit)
+        assert sum(part) == pytest.approx(cursor.unit - before.unit)
+        wanted += part
+        if draw.random() < 0.4:
+            later = draw.choice((0, 1, 7)) * (1 if over == "steps" else plan.step_size)
+            at = (cursor.step if over == "steps" else cursor.unit) + later
+            until = at + draw.randint(1, 20) * scale if draw.random() < 0.5 else None
+            if schedule.changes or not cursor.weights or cursor.weights_over == over:
+                cursor = plan.with_weights(cursor, WeightChange(at, weights(), until), over)
+        size = draw.choice((60, 60, 30, 120, 45))
+        changed = replace(plan, global_batch_size=size)
+        plan = changed.continued(changed.rebased(cursor, plan.step_size), 1, 1)
+    counts = np.bincount([row[0] for row in rows], minlength=3)
+    for number, member in enumerate(members):
+        own = [row[1:] for row in rows if row[0] == number]
+        assert own == [row[1:] for row in member.rows(0, len(own)).as_tuples()]
+    assert np.abs(counts - wanted).max() < 0.06 * len(rows) + 20  # groups that a change cuts short are shuffled
