@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_dali.build.cook_stage import CookStage, cook, cook_stage
 from energon_dali.build.identities import Identities
-from energon_dali.build.options import DatasetOptions, check_path
+from energon_dali.build.options import DatasetOptions, check_path, overridden_build_hooks
 from energon_dali.build.pipeline import block_size
 from energon_dali.build.source import located, open_source, read_ahead
 from energon_dali.cache import open_store
@@ -73,13 +73,20 @@ def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedB
         options: Options of the call.
 
     Raises:
-        ConfigError: It is not a path, has no such split, or an option is invalid for it.
+        ConfigError: It is not a path, has no such split, an option is invalid for it, or weights change over time.
         DatasetError: A dataset cannot be read. For a metadataset the message names file, line and key.
         UntrustedCodeError: A dataset brings code that the user did not allow.
         StorageError: A file cannot be read.
     """
     with opening_files() as opening:
         blend = _resolve(path, options)
+        if options.training and blend.schedule is not None:
+            hooks = " and ".join(overridden_build_hooks(options.encoder))
+            raise ConfigError(
+                "The metadataset has weights that change while the job runs, which need global batches, and "
+                f"{type(options.encoder).__name__} overrides {hooks}, which exclude them. Use the other hooks and "
+                "global_batch_size (docs/global-batches.md#weights-over-time), or constant weights."
+            )
         return blend, _sources(blend, replace(options, shuffle_buffer_size=None), opening, repeat=False)
 
 

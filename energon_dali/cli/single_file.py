@@ -111,6 +111,9 @@ def describe_metadataset(path: str) -> Iterator[str]:
     for split in getattr(loader, "split_parts", ()):
         blend = loader.resolve(split)
         yield f"  {split}: {len(blend.sources)} datasets, {_MODES[blend.mode]}"
+        if blend.schedule is not None:
+            last = blend.schedule.points[-1].at
+            yield f"    These are the parts at the beginning. They change over {blend.schedule.over}, until {last:,}."
         yield from (f"    {line}" for line in _table(blend))
 
 

@@ -78,6 +78,14 @@ def test_wrong_uses_are_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="was called outside of get_train_dataset"):
         Builds().build_batch(get_train_dataset(folder, task_encoder=Bytes(), **options), batch_size=2)
     mixture = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": [{"path": str(folder)}] * 2}}}
+    schedule = {"step": {"0": 1, "5": 2}, "over": "steps"}
+    moving = {"path": str(folder), "weight": schedule}
+    with pytest.raises(ConfigError, match=r"need global batches, and Builds overrides build_.*, which exclude them"):
+        get_train_dataset(
+            {"__class__": "MetadatasetV2", "splits": {"train": {"blend": [moving] * 2}}},
+            task_encoder=Builds(),
+            **options,
+        )
     with pytest.raises(ConfigError, match="repeat=False for datasets that are blended by weight"):
         get_train_dataset(mixture, task_encoder=Builds(), repeat=False, **options)
 

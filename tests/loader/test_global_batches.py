@@ -748,6 +748,15 @@ def test_the_weights_of_energon_are_taken_as_steps_of_the_job_with_a_warning(fol
         assert {n: sorted(texts) for n, texts in steps_of(loader, 8).items()} == expected
 
 
+def test_the_command_line_says_that_weights_change(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "moving.yaml"
+    whole = scheduled(folder, a={"linear": {"0": 3, "500": 1}, "over": "samples"}, b=1)
+    path.write_text(json.dumps({"__module__": "megatron.energon", **whole}))
+    shown = CliRunner().invoke(main, ["info", str(path)]).output
+    assert "These are the parts at the beginning. They change over samples, until 500." in shown
+    assert "75.00%" in shown
+
+
 def test_weights_over_different_things_are_refused(folder: Path) -> None:
     path: Any = scheduled(folder, a={"step": {0: 1}}, b={"step": {0: 1}, "over": "samples"})
     with pytest.raises(ed.EnergonDaliError, match=r"over samples, and another one over steps\. Write the same"):

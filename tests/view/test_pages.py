@@ -320,6 +320,7 @@ def test_the_mixture_of_weights_over_time_is_shown_over_steps(dataset: Path, tmp
     }
     path.write_text(json.dumps({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
     with serving(path, tmp_path / "scans") as server:
+        assert server.ask("/").text.count("They change over steps, until 40") == 1
         page = server.ask("/mixture").text
         assert 'name="steps" min="1" max="1000000000" value="50"' in page
         assert 'name="size" min="1" max="131072" value="1024"' in page
