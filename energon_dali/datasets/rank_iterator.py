@@ -48,9 +48,19 @@ def refuse_stages(dataset: SavableDataset[Any]) -> None:
         dataset: The outermost dataset of a tree with global batches.
 
     Raises:
-        ConfigError: There is one: ranks would deliver different numbers of micro-batches.
+        ConfigError: There is one: ranks would deliver different numbers of micro-batches. Or what ends epochs is inside
+            another dataset, where it would count the batches of streams, and states would not hold its position.
     """
+    outermost = dataset
     while dataset.global_batches is not None and not dataset.counts_batches:
+        limit = dataset.rank_limit()
+        if limit is not None and dataset is not outermost:
+            kind = type(dataset).__name__
+            raise ConfigError(
+                f"{dataset.describe()} is inside {outermost.describe()}, and with global batches the outermost dataset "
+                "has to end the epochs of a rank. Leave virtual_epoch_length or limit out below, and put "
+                f"{kind}(dataset, {limit.length}) around all."
+            )
         if not dataset.keeps_steps:
             raise ConfigError(
                 f"{dataset.describe()} was put around a dataset with global batches, and may drop, repeat or group its "

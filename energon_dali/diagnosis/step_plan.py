@@ -304,10 +304,19 @@ def _plan_of_job(
         dataset = dataset.continued(start, config)
     batches = dataset.global_batches
     assert batches is not None
-    rows, plans = planned_steps(batches, source_of(dataset).sources, steps, ranks)
+    limit = dataset.rank_limit()
+    length = limit.length if limit is not None and limit.restart else None
+    per_step = batches.micro_batches_per_step
+    planned = steps if length is None else range(steps.start, max(steps.start, min(steps.stop, -(-length // per_step))))
+    rows, plans = planned_steps(batches, source_of(dataset).sources, planned, ranks)
+    if length is not None:  # it may end within a step
+        firsts: dict[tuple[int, int], int] = {}
+        for step, rank, _, number in rows:
+            firsts.setdefault((step, rank), number)
+        rows = [row for row in rows if row[0] * per_step + row[3] - firsts[row[:2]] < length]
     last = max((row[0] for row in rows), default=steps.start - 1) + 1
     notes = ["These are steps of the job. A sample that fails moves no other; on_missing says what takes its place."]
-    if last < steps.stop and not batches.is_endless:
+    if last < steps.stop and (length is not None or not batches.is_endless):
         notes.append(f"The data ends after step {last - 1}." if rows else "The data ends before.")
     return StepPlan(range(steps.start, last), notes, rows, plans, count_tokens)
 

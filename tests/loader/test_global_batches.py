@@ -537,6 +537,31 @@ def test_the_plan_says_what_each_step_holds(folder: Path, reference: Steps) -> N
         ed.plan_steps(dataset, range(2), state=state)
 
 
+@pytest.mark.parametrize("limit", [2, 3])
+def test_the_plan_ends_with_the_limit_of_a_validation(folder: Path, limit: int) -> None:
+    def batches(rank: int) -> Any:  # limited by the option, or by a dataset that ends within a step
+        dataset = ed.get_val_dataset(
+            folder / "a",
+            split_part="train",
+            worker_config=ed.WorkerConfig(rank=rank, world_size=2, num_workers=0),
+            global_batch_size=24,
+            batch_size=4,
+            limit=limit if limit == 2 else None,
+            task_encoder=Encoder(),
+        )
+        return ed.LimitDataset(dataset, 5) if limit == 3 else dataset
+
+    plan = ed.plan_steps(batches(0), range(10))
+    for rank in range(2):
+        with ed.get_savable_loader(batches(rank)) as loader:
+            delivered = [(batch.step, batch.__key__) for batch in loader]
+        found = [(batch.step, [sample.key for sample in batch.samples]) for batch in plan if batch.rank == rank]
+        assert found == delivered
+        assert len(delivered) == (6 if limit == 2 else 5)
+    assert plan.notes[1:] == ["The data ends after step 1."]
+    assert not list(ed.plan_steps(batches(0), range(5, 8)))
+
+
 def scheduled(folder: Path, **weights: Any) -> dict[str, Any]:
     """Returns a metadataset; weights over time are over steps where they do not say it."""
     entries = [
@@ -813,8 +838,25 @@ def test_datasets_around_global_batches_keep_their_steps(folder: Path, reference
             ed.get_savable_loader(outer)
     with pytest.raises(ConfigError, match="mixes datasets with global batches"):
         ed.get_savable_loader(ed.BlendDataset((dataset, 1), (dataset, 1)))
-    with ed.get_savable_loader(ed.GcDataset(ed.EpochizeDataset(dataset, 6), every_n_iter=2)) as loader:
+    with ed.get_savable_loader(ed.EpochizeDataset(ed.GcDataset(dataset, every_n_iter=2), 6)) as loader:
         assert steps_of(loader, 6) == {0: reference[0]}
+
+
+def test_epochs_end_in_the_outermost_dataset(folder: Path) -> None:
+    """Inside another one, they would end by the batches of streams, and states would hold no position."""
+    dataset = Job(folder / "blend.yaml", 2, 24, 4).loader(1).dataset
+    virtual = Job(folder / "blend.yaml", 2, 24, 4, options={"virtual_epoch_length": 2}).loader(1).dataset
+    for inner, length in ((ed.EpochizeDataset(dataset, 5), 5), (ed.LimitDataset(dataset, 5), 5), (virtual, 6)):
+        for outer in (ed.GcDataset(inner, every_n_iter=2), ed.LimitDataset(inner, 3)):
+            kind = type(inner).__name__
+            with pytest.raises(
+                ConfigError, match=rf"{kind}.* is inside .*, and put {kind}\(dataset, {length}\) around"
+            ):
+                ed.get_savable_loader(outer)
+    with ed.get_savable_loader(ed.EpochizeDataset(ed.GcDataset(dataset, every_n_iter=2), 5)) as loader:
+        assert [len(list(loader)) for _ in range(3)] == [5, 5, 5]
+        cursor = loader.save_state_rank()["cursor"]
+    assert (cursor["step"], cursor["micro_batch"], cursor["unit"]) == (5, 0, 120)
 
 
 @pytest.mark.usefixtures("warm_workers")
