@@ -26,7 +26,7 @@ from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import check_same_source
 from energon_dali.plan import Cursor, GlobalBatchPlan, Plan, Rows
 from energon_dali.plan.rng import Int64Array
-from energon_dali.plan.scheduled import FIRST, ScheduledBlendPlan
+from energon_dali.plan.scheduled import FIRST, Base, ScheduledBlendPlan
 from energon_dali.plan.spares import spare_number
 
 _AT_ONCE = 65_536
@@ -166,6 +166,11 @@ class SeenSamples:
             StateError: The log does not fit the cursor.
         """
         base, start = FIRST, 0
+        began = self.cursor.base
+        if not sizes_of(self._state) and began == Base(began.step, began.unit):
+            # A job that was started there with `start_at`: its plan does not depend on the sizes of earlier steps.
+            yield self._plan_of(self._state["global_batch"][0], replace(self.cursor, base=FIRST)), 0, began.unit
+            base, start = began, began.unit
         for change in sizes_of(self._state):
             plan = self._plan_of(change.size, replace(self.cursor, base=base))
             if change.unit < start or change.unit > self.cursor.unit:

@@ -29,6 +29,7 @@ from energon_dali.shards.documents.state_entries import MAX_COUNT
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
+    from energon_dali.plan import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -238,6 +239,68 @@ class SavableDataLoader(BasicDataLoader[T]):
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
             self._stop()  # what was prefetched may belong to the range
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
+
+    # --- the steps of a job with global batches ---------------------------------------------------------------------
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples of the whole job before its next step, or before the one that has begun. The same on all ranks.
+
+        This is what Megatron calls consumed samples: those of all steps so far, also of steps that were left out and of
+        samples that failed.
+
+        Raises:
+            ConfigError: There are no global batches.
+        """
+        self._global_batches("consumed_samples counts the samples")
+        return cursor_of(self._state or RankIterator(self._tree).state_dict()).unit
+
+    def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
+        """Continues a job with global batches by numbers alone, as Megatron keeps them. Nothing is read for it.
+
+        Call it on every rank with the same numbers, before the first batch is taken. A state says more: which weights
+        were set, and which steps are left out. Call set_weights and skip_steps before, if the job did.
+
+        Args:
+            consumed_samples: Samples of all steps so far, as `consumed_samples` of the loader, or Megatron's
+                `args.consumed_train_samples`, says.
+            step: Number of the next step, such as Megatron's `args.iteration`. None divides the samples by the size of
+                a step; give it if steps had other sizes before, as in a ramp-up of the batch size.
+
+        Raises:
+            ConfigError: There are no global batches, the numbers are invalid or end within a step, the data begins
+                again with every epoch (limit), or the weights of a blend changed over steps of different sizes.
+            StateError: Iteration has begun.
+        """
+        batches = self._global_batches("start_at continues after samples")
+        for name, number in (("consumed_samples", consumed_samples), ("step", 0 if step is None else step)):
+            if type(number) is not int or not 0 <= number <= MAX_COUNT:
+                raise ConfigError(f"{name}={number!r} is no whole number from 0 to {MAX_COUNT}.")
+        if self._begun:
+            raise StateError(
+                "start_at was called after the first batch was taken. Make a new loader, and call it there first."
+            )
+        limit = self._tree.rank_limit()
+        if limit is not None and limit.restart:
+            raise ConfigError(
+                "start_at was called for data that begins again with every epoch, because of limit. Leave limit out."
+            )
+        position = self._snapshot or RankIterator(self._tree).state_dict()
+        start = replace(batches.start, weights=cursor_of(position).weights, skipped=cursor_of(position).skipped)
+        cursor = replace(batches, start=start).cursor_after(consumed_samples, step)
+        given = cursor.step * batches.micro_batches_per_step
+        given = given if limit is None else given % limit.length
+        self._log = DeliveryLog(self.worker_config.rank, self.worker_config.world_size, cursor.unit)
+        self._snapshot = {**position, "given": given, "cursor": cursor_entry(cursor)}
+
+    def _global_batches(self, what: str) -> GlobalBatchPlan:
+        batches = self._tree.global_batches
+        if batches is None:
+            raise ConfigError(
+                f"{what} of global batches, and this loader has none. Give get_train_dataset the option "
+                "global_batch_size."
+            )
+        return batches
 
     def _continue_with(self, config: WorkerConfig) -> None:
         super()._continue_with(config)

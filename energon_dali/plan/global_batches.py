@@ -16,7 +16,7 @@ import numpy as np
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
-from energon_dali.plan.scheduled import FIRST, Base, Over, ScheduledBlendPlan, WeightChange
+from energon_dali.plan.scheduled import FIRST, Base, Over, Schedule, ScheduledBlendPlan, WeightChange
 from energon_dali.plan.spares import unit_of_number
 
 Uneven = Literal["error", "round_down", "ragged"]
@@ -208,12 +208,18 @@ class GlobalBatchPlan(Plan):
         units = self.units
         if not isinstance(units, ScheduledBlendPlan):
             return units
-        schedule = units.schedule
+        return replace(units, schedule=self._schedule, base=self.start.base, step_size=self.step_size)
+
+    @property
+    def _schedule(self) -> Schedule:
+        """The weights over the steps or samples of the job, with those that were set."""
+        assert isinstance(self.units, ScheduledBlendPlan)
+        schedule = self.units.schedule
         if self.start.weights:
             schedule = replace(schedule, over=self.start.weights_over)
         for change in self.start.weights:
             schedule = schedule.changed(change)
-        return replace(units, schedule=schedule, base=self.start.base, step_size=self.step_size)
+        return schedule
 
     def rebased(self, start: Cursor, old_size: int) -> Cursor:
         """Returns a cursor from which on steps have the size of this plan.
@@ -338,6 +344,55 @@ class GlobalBatchPlan(Plan):
         epoch = self.units.epoch_at(unit) - self._first_epoch
         first = self._unit_range(epoch)[0]
         return self._first_step(epoch) + (unit - first) // self.step_size
+
+    def cursor_after(self, units: int, step: int | None = None) -> Cursor:
+        """Returns where a job continues that has passed units: those of whole steps, delivered or left out.
+
+        Weights that were set, and steps to leave out, are those of the start of this plan.
+
+        Args:
+            units: How many.
+            step: Number of the next step, for a job whose steps did not all have the size of this plan; None counts
+                steps of this size.
+
+        Raises:
+            ConfigError: They end within a step, there are fewer of them than steps, or the weights changed over steps
+                whose sizes are not known.
+        """
+        job = replace(self, start=replace(self.start, unit=0, step=0, micro_batch=0, base=FIRST))
+        first, stop = 0, MOST_ROWS
+        if not job.is_endless:
+            epoch = job.units.epoch_at(units)
+            first, stop = job._unit_range(epoch)
+            if units >= stop:  # the rest of the epoch is dropped
+                units = first = job.units.epoch_start(epoch + 1)
+                stop = job._unit_range(epoch + 1)[1]
+        extra = (units - first) % job.step_size
+        counted = job.step_of(units)
+        if step is None and extra:
+            near = (units - extra, min(units - extra + job.step_size, stop))
+            raise ConfigError(
+                f"consumed_samples={units:,} is within a step: steps have {job.step_size:,} samples, so that "
+                f"{near[0]:,} or {near[1]:,} would be the end of one. If steps had other sizes before, such as in a "
+                "ramp-up of the batch size, give the number of the next step as well: step=..."
+            )
+        if step is None or (step == counted and not extra):
+            return replace(job.start, unit=units, step=counted)
+        if step > units or (step == 0) != (units == 0):
+            raise ConfigError(
+                f"consumed_samples={units:,} cannot be those of {step:,} steps: each has at least one sample. Give the "
+                "number of samples that the whole job has consumed, and the number of steps that it has made."
+            )
+        begin = Base(step, units)
+        if isinstance(job.units, ScheduledBlendPlan) and job._schedule.over == "steps":
+            points = [point for point in job._schedule.points if point.at <= step]
+            if len(points) > 1 or points[0].towards is not None:
+                raise ConfigError(
+                    f"consumed_samples={units:,} and step={step:,} do not say how many samples each dataset has given: "
+                    "the weights of the blend changed before that step, and steps had different sizes. Restore a state "
+                    "of the loader instead."
+                )
+        return replace(job.start, unit=units, step=step, base=begin)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,8 @@ def _check_restart(plan: GlobalBatchPlan, draw: random.Random, ranks: list[list[
     """A job that continues at a cursor delivers what would have come, on the same ranks and on others."""
     done = draw.randrange(1 + len(ranks[0][0]))
     cursor = plan.cursor(0, done)
+    assert plan.cursor_after(cursor.unit) == plan.cursor_after(cursor.unit, cursor.step)
+    assert plan.cursor_after(cursor.unit) == replace(cursor, micro_batch=0)
     again = plan.continued(cursor, plan.world_size, draw.randint(1, 4))
     if done < len(ranks[0][0]):
         for rank, of_rank in enumerate(ranks):
