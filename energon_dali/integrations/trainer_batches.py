@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from energon_dali.loader.loader_options import LoaderArguments
 
 
+_PLACE = ("step", "micro_batch", "is_last_of_step", "num_units")
+"""Attributes that the loader adds to a batch with global batches."""
+
+
 def as_inputs(batch: Any) -> dict[str, Any]:
-    """Returns a batch as the arguments of a model, without the names that begin with two underscores.
+    """Returns a batch as the arguments of a model, without what begins with two underscores or says its place.
 
     Raises:
         ConfigError: It is neither a mapping nor a dataclass.
@@ -28,7 +32,10 @@ def as_inputs(batch: Any) -> dict[str, Any]:
     if isinstance(batch, Mapping):
         items = batch.items()
     elif dataclasses.is_dataclass(batch):
-        items = attributes_of(batch).items()
+        fields = {field.name for field in dataclasses.fields(batch)}
+        items = {
+            name: one for name, one in attributes_of(batch).items() if name in fields or name not in _PLACE
+        }.items()
     else:
         raise ConfigError(
             f"A batch for transformers.Trainer is a {type(batch).__name__}. Return a dict from TaskEncoder.batch or "

@@ -11,6 +11,7 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.integrations.accumulation import check_accumulation
 from energon_dali.integrations.loader_log import LoaderScalars
 from energon_dali.integrations.trainer_batches import EvaluationBatches, TrainingBatches, gather_rows, of_all_ranks
 from energon_dali.loader.basic_loader import BasicDataLoader
@@ -39,7 +40,8 @@ class LoaderTrainerMixin:
 
     Each checkpoint gets the position of each rank, `loader_state_RANK.json`. `train(resume_from_checkpoint=...)`
     continues there with the next batch; nothing is read twice or skipped. The number of ranks may change as the streams
-    allow. An evaluation counts every sample once, also where ranks have different numbers of samples.
+    allow, and freely with global batches, whose steps are those of the optimizer. An evaluation counts every sample
+    once, also where ranks have different numbers of samples.
 
     Args:
         *args: Those of Trainer.
@@ -85,13 +87,15 @@ class LoaderTrainerMixin:
         """Trains, see `Trainer.train`; a resumed training continues with the next batch.
 
         Raises:
-            ConfigError: `ignore_data_skip` or `auto_find_batch_size` is set, which cannot work with a loader.
+            ConfigError: `ignore_data_skip` or `auto_find_batch_size` is set, which cannot work with a loader, or
+                `gradient_accumulation_steps` is not the number of batches in a step of global batches.
             StateError: The checkpoint has no position of the loader, or it is of another dataset.
             LayoutError: The position does not fit this number of ranks and workers.
         """
         if not isinstance(self.train_dataset, SavableDataset):
             return self._parent.train(resume_from_checkpoint, *args, **kwargs)
         self._check_arguments(resumes=bool(resume_from_checkpoint))
+        check_accumulation(self.train_dataset, self.args.gradient_accumulation_steps, "gradient_accumulation_steps")
         folder = resume_from_checkpoint
         if folder is True:
             from transformers import trainer_utils
@@ -125,6 +129,8 @@ class LoaderTrainerMixin:
         self._scalars = LoaderScalars(loader) if self._log_loader else None
         # The least of all ranks, so that all take the same number of steps.
         length = min(of_all_ranks(len(loader), self.accelerator, self.args.world_size))
+        if self.train_dataset.global_batches is not None:  # whole steps
+            length -= length % loader.micro_batches_per_step
         self._training = TrainingBatches(loader, length or None)
         return self._training
 

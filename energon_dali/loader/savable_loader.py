@@ -255,6 +255,15 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._global_batches("consumed_samples counts the samples")
         return cursor_of(self._state or RankIterator(self._tree).state_dict()).unit
 
+    @property
+    def micro_batches_per_step(self) -> int:
+        """Batches of each rank in a step of global batches: over as many a trainer accumulates gradients.
+
+        Raises:
+            ConfigError: There are no global batches.
+        """
+        return self._global_batches("micro_batches_per_step divides the steps").micro_batches_per_step
+
     def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
         """Continues a job with global batches by numbers alone, as Megatron keeps them. Nothing is read for it.
 

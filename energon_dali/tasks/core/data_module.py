@@ -17,6 +17,8 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.stream import State
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.integrations.accumulation import check_accumulation
+from energon_dali.plan.global_batches import Uneven
 from energon_dali.samples.transfer import move
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
@@ -54,6 +56,11 @@ class TransformerDataConfig:
     """Samples per batch in validation and test; None is batch_size."""
     num_workers: int = 2
     """Reading processes per rank and loader; 0 reads in the rank's process."""
+    global_batch_size: int | None = None
+    """Samples per step of the optimizer over all ranks, the same on any number of them; the trainer's
+    accumulate_grad_batches has to be global_batch_size / (ranks x batch_size). None has batches of ranks alone."""
+    uneven: Uneven = "error"
+    """What happens to a global_batch_size that the ranks cannot share equally; see `get_train_dataset`."""
     num_streams: int | None = None
     """Logical streams of the job: ranks x workers must divide it. None is ranks x workers at the first start, and that
     of the checkpoint where a run is resumed."""
@@ -66,7 +73,8 @@ class TransformerDataConfig:
     packing_buffer_size: int | None = None
     """Samples from which the task encoder chooses packs; None does not pack."""
     virtual_epoch_length: int | None = None
-    """Batches per epoch of training and rank; None is one pass over the data, 0 never ends."""
+    """Batches per epoch of training and rank, or steps with global_batch_size; None is one pass over the data, 0 never
+    ends."""
     limit_val_batches: int | None = None
     """Most batches per rank of a validation or test; None takes all."""
     seed: int = 0
@@ -175,7 +183,7 @@ class TransformerDataModule(LightningDataModule):
             return self._open_overfit(overfit)
         if self._train is None:
             state = self._state_to_load("loader")
-            streams = None if state is None else state["loader"]["num_streams"]
+            streams = None if state is None or self.cfg.global_batch_size else state["loader"]["num_streams"]
             self._train = self._open_train(self._worker_config(self.cfg.num_streams or streams))
             if state is not None:
                 warn_between_steps(state, self._train.worker_config)
@@ -264,6 +272,7 @@ class TransformerDataModule(LightningDataModule):
 
     def _open_train(self, config: WorkerConfig) -> TrainLoader[Any]:
         dataset = self._train_dataset(config)
+        check_accumulation(dataset, getattr(self.trainer, "accumulate_grad_batches", 1), "accumulate_grad_batches")
         length = self._epoch_length(dataset)
         return TrainLoader(dataset, length=length, **self._loader_options())
 
@@ -286,6 +295,8 @@ class TransformerDataModule(LightningDataModule):
             split_part=cfg.train_split,
             worker_config=config,
             batch_size=cfg.batch_size,
+            global_batch_size=cfg.global_batch_size,
+            uneven=cfg.uneven,
             packing_buffer_size=cfg.packing_buffer_size,
             shuffle_buffer_size=cfg.shuffle_buffer_size,
             max_samples_per_sequence=cfg.max_samples_per_sequence,
@@ -296,20 +307,22 @@ class TransformerDataModule(LightningDataModule):
 
     def _epoch_length(self, dataset: SavableDataset[Any]) -> int | None:
         """Returns the batches of an epoch of each rank, the same for all; None where epochs never end."""
-        cfg = self.cfg
+        cfg, steps = self.cfg, dataset.global_batches
         if cfg.virtual_epoch_length is not None:
             if cfg.virtual_epoch_length < 0:
                 raise ConfigError(
                     f"virtual_epoch_length={cfg.virtual_epoch_length} cannot be: give a number of batches, 0 for "
                     "epochs that never end, or None for one pass over the data."
                 )
-            return cfg.virtual_epoch_length or None
+            return cfg.virtual_epoch_length * (1 if steps is None else steps.micro_batches_per_step) or None
         if cfg.packing_buffer_size is not None:
             raise ConfigError(
                 "How many packs the data will make is not known, and virtual_epoch_length is None, which means one "
                 "pass over the data. Set virtual_epoch_length to a number of batches per rank, or to 0 and stop by "
                 "max_steps."
             )
+        if steps is not None:
+            return max(1, steps.num_samples // steps.step_size) * steps.micro_batches_per_step
         layout = dataset.worker_config.layout
         batches = sum(dataset.len_stream(stream) for stream in range(layout.num_streams))
         # Whole rounds over the streams, so that an epoch holds the same batches on any number of ranks.
@@ -320,7 +333,7 @@ class TransformerDataModule(LightningDataModule):
         if split not in self._evals:
             cfg = self.cfg
             train = self._train if isinstance(self._train, TrainLoader) else None
-            streams = None if train is None else train.worker_config.layout.num_streams
+            streams = None if train is None or cfg.global_batch_size else train.worker_config.layout.num_streams
             dataset = get_val_dataset(
                 path,
                 split_part=part,
@@ -371,6 +384,7 @@ class TransformerDataModule(LightningDataModule):
         if position is not None and self._state is not None:
             saved = self._state["loader"] if "loader" in self._state else self._state["dataset"]
             position.saved_world_size = saved["world_size"]
+            position.saved_micro_batches = saved.get("micro_batches")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Returns the batch with its tensors on the device; those that are there already stay as they are."""

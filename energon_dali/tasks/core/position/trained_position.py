@@ -39,6 +39,8 @@ class TrainedPosition(Callback):
         self._to_restore: RandomState | None = None
         self.saved_world_size: int | None = None
         """Ranks of the run that wrote the checkpoint that is being loaded."""
+        self.saved_micro_batches: int | None = None
+        """Batches of each of these ranks in a step of global batches; None without them."""
 
     # --- for the data module ---------------------------------------------------------------------------------------
 
@@ -129,11 +131,13 @@ class TrainedPosition(Callback):
         progress = _batch_progress(checkpoint)
         if progress is None or self.saved_world_size is None:
             return
-        world_size = find_place(trainer)[1]
-        if world_size == self.saved_world_size:
+        times, over = self.saved_world_size, find_place(trainer)[1]
+        if self.saved_micro_batches is not None:  # as many steps as before
+            times, over = trainer.accumulate_grad_batches, self.saved_micro_batches
+        if times == over:
             return
         for name in progress["current"]:
-            here = progress["current"][name] * self.saved_world_size // world_size
+            here = progress["current"][name] * times // over
             progress["total"][name] += here - progress["current"][name]
             progress["current"][name] = here
 
