@@ -25,7 +25,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.integrations.recipes import RECIPES, Killed, Run
+from tests.integrations import global_batch_recipes, recipes
+from tests.integrations.recipes import Killed, Run
+
+RECIPES = recipes.RECIPES | global_batch_recipes.RECIPES
 
 
 def free_port() -> int:

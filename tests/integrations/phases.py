@@ -81,3 +81,36 @@ def check_resume(folder: Path) -> None:
     for epoch in (slice(0, 6), slice(6, 12)):
         numbers = [number for rank in range(2) for batch in reports["whole"][rank]["seen"][epoch] for number in batch]
         assert sorted(numbers) == list(range(SAMPLES)), "every sample once"
+
+
+GLOBAL_STEPS, GLOBAL_SAVE_AT, GLOBAL_KILL_AT = 6, 3, 5
+"""In steps of the optimizer: how many a recipe with global batches takes, when it saves, and when it ends."""
+
+
+def global_jobs(names: Iterable[str], world: int, **more: Any) -> list[Any]:
+    """Returns recipes with global batches on some ranks, as jobs of a phase for `pair`."""
+    fields = {"steps": GLOBAL_STEPS, "save_at": GLOBAL_SAVE_AT, **more}
+    return [[name, fields, world] for name in names]
+
+
+def killed_global_jobs(names: Iterable[str], **more: Any) -> list[Any]:
+    """Returns the same on two ranks, left after some steps."""
+    return global_jobs(names, 2, kill_at=GLOBAL_KILL_AT, by_signal=False, **more)
+
+
+def check_global_steps(folder: Path, expected: list[list[int]], world: int, save_at: int = GLOBAL_SAVE_AT) -> None:
+    """Checks what a run on two ranks saw in each step, and one that continued its checkpoint on others.
+
+    Args:
+        folder: Reports of the recipe.
+        expected: By step, the sorted numbers of its samples.
+        world: Ranks of the run that continued.
+        save_at: The step after which the checkpoint was written.
+    """
+    assert _steps(folder, "killed", 2) == expected[:GLOBAL_KILL_AT]
+    assert _steps(folder, "resumed", world) == expected[save_at:GLOBAL_STEPS]
+
+
+def _steps(folder: Path, kind: str, world: int) -> list[list[int]]:
+    ranks = [json.loads((folder / f"{kind}-{world}-{rank}.json").read_text())["seen"] for rank in range(world)]
+    return [sorted(number for of_rank in step for number in of_rank) for step in zip(*ranks, strict=True)]

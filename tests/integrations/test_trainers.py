@@ -7,19 +7,35 @@ import json
 import os
 import re
 import subprocess
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.integrations.phases import ALONE, FEW, SAVE_AT, check_resume, number_shards, phases_of
+from energon_dali import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from tests.integrations.phases import (
+    ALONE,
+    FEW,
+    GLOBAL_STEPS,
+    SAVE_AT,
+    check_global_steps,
+    check_resume,
+    global_jobs,
+    killed_global_jobs,
+    number_shards,
+    phases_of,
+)
 from tests.loader.dataset_folder import prepare, write_shards
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
 NAMES = ("ddp", "accelerate", "fabric", "fsdp2", "stateful", "nodes", "trainer", "trainer_epochs")
+GLOBAL_NAMES = tuple(f"global_{name}" for name in ("ddp", "fsdp2", "accelerate", "fabric", "trainer", "lightning"))
+"""Recipes with global batches."""
+GLOBAL_BATCH = 12
 
 
 @pytest.mark.timeout(400)  # on a busy machine
@@ -30,6 +46,10 @@ def test_recipes_on_two_processes(tmp_path: Path, warm_python: str) -> None:
         check_resume(out / name)
     for name in ("fsdp2", "trainer"):
         check_resume_on_one_rank(out / name)
+    expected = steps_of_one_rank(out / "data")
+    for name in GLOBAL_NAMES:
+        check_global_steps(out / name, expected, world=1)
+    check_global_refusals(out / "global_refusals")
     check_evaluation(out / "trainer")
     check_programs_of_the_page(out / "docs")
     check_refusals(out / "refusals")
@@ -40,7 +60,10 @@ def run_all(python: str, root: Path) -> Path:
     data = number_shards(root / "data")
     number_shards(root / "few", FEW)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    phases = [*phases_of(NAMES), [["refusals", {"steps": 0, "save_at": 0}, 2]]]
+    refused = [[name, {"steps": 1, "save_at": 1}, 2] for name in ("refusals", "global_refusals")]
+    # In processes of their own: Accelerate keeps over how many batches one of its trainings accumulates.
+    global_phases = [killed_global_jobs(GLOBAL_NAMES), global_jobs(GLOBAL_NAMES, 1, resume=True)]
+    phases = [*phases_of(NAMES), *global_phases, refused]
     programs = [str(program) for program in documented(root / "docs")]
     command = [python, "-m", "tests.integrations.pair", str(data), str(root), json.dumps(phases), *programs]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
@@ -69,6 +92,32 @@ def check_resume_on_one_rank(folder: Path) -> None:
     in_order = [batch for step in zip(*ranks, strict=True) for batch in step]
     alone = json.loads((folder / "resumed-1-0.json").read_text())["seen"]
     assert alone == in_order[2 * SAVE_AT : 2 * SAVE_AT + ALONE]
+
+
+def steps_of_one_rank(data: Path) -> list[list[int]]:
+    """Returns, by step, the sorted numbers of the samples of global batches, as one rank takes them."""
+    dataset = get_train_dataset(
+        data,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=GLOBAL_BATCH,
+        global_batch_size=GLOBAL_BATCH,
+        shuffle_buffer_size=8,
+        task_encoder=DefaultTaskEncoder(),
+    )
+    with get_savable_loader(dataset) as loader:
+        return [sorted(int(text.split()[-1]) for text in batch.text) for batch in islice(loader, GLOBAL_STEPS)]
+
+
+def check_global_refusals(folder: Path) -> None:
+    """Checks what trainers are answered that accumulate gradients over other batches than those of a step."""
+    messages = json.loads((folder / "whole-2-0.json").read_text())["messages"]
+    size = "and a step of global_batch_size=12 is 2 batches of at most 3 samples on each of 2 ranks. Give"
+    assert messages["trainer"].startswith(
+        f"gradient_accumulation_steps=4, {size} gradient_accumulation_steps=2: then a step of the optimizer is"
+    )
+    assert messages["lightning"].startswith(
+        f"accumulate_grad_batches=1, {size} accumulate_grad_batches=2, or batch_size=6: then"
+    )
 
 
 def check_evaluation(folder: Path) -> None:

@@ -136,10 +136,11 @@ class TrainedPosition(Callback):
             times, over = trainer.accumulate_grad_batches, self.saved_micro_batches
         if times == over:
             return
-        for name in progress["current"]:
-            here = progress["current"][name] * times // over
-            progress["total"][name] += here - progress["current"][name]
-            progress["current"][name] = here
+        # A batch whose callbacks saved the checkpoint is not completed: Lightning sees that by the counts' difference.
+        ready = progress["current"]["ready"]
+        more = ready * times // over - ready
+        for _, counts in _counts(progress):
+            counts.update({name: max(0, count + more) for name, count in counts.items()})
 
     def _restore_random(self) -> None:
         if self._to_restore is not None:
