@@ -246,7 +246,11 @@ class GlobalBatchPlan(Plan):
             (the integral of the share of each, the units of each), with the weights that were set; None if there is no
             blend by weight.
         """
-        units = self.continued(cursor, self.world_size, self.workers).resolved_units
+        kept = self._kept("blended")
+        key = (cursor.weights, cursor.weights_over, cursor.base)
+        units = kept.get(key)  # it keeps what it has counted
+        if units is None:
+            units = keep(kept, key, self.continued(cursor, self.world_size, self.workers).resolved_units, 1)
         if not isinstance(units, ScheduledBlendPlan):
             return None
         first = units.base.unit

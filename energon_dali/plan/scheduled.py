@@ -271,10 +271,9 @@ class ScheduledBlendPlan(Mixture):
 
     def counts_at(self, unit: int) -> tuple[int, ...]:
         """Returns the rows of each plan before a unit, which is not before those that the base draws."""
-        counts = np.array(self.base.counts or [0] * len(self.members), np.int64)
-        for segment in self._segments:
-            if segment.start < unit:
-                counts = counts + segment.draws.counts(min(unit, segment.stop) - segment.start)
+        number = max(0, sum(segment.start < unit for segment in self._segments) - 1)
+        segment = self._segments[number]
+        counts = self._counts_before(number) + segment.draws.counts(max(0, unit - segment.start))
         return tuple(counts.tolist())
 
     def wanted_between(self, start: int, stop: int) -> tuple[float, ...]:
