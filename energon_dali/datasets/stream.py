@@ -141,13 +141,6 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
             "they hold."
         )
 
-    def read_ahead(self, count: int) -> None:
-        """Reads what the next elements need, without changing the state.
-
-        Args:
-            count: Number of elements that will be taken soon, including those that were already read.
-        """
-
     def close(self) -> None:
         """Releases files and buffers. The iterator is not used afterwards."""
 

@@ -28,65 +28,43 @@ BLOCKS_AHEAD = 1
 """Blocks per stream that are being decoded while the block before them is consumed."""
 
 
-class WorkerBorder(PassThroughDataset[Any]):
-    """Yields the elements of the part of the tree that workers run, with their media handles decoded.
+class DecodeDataset(PassThroughDataset[Any]):
+    """Yields the elements of the dataset below with their media handles decoded, where that dataset runs.
 
-    With `context.blocks` the part below runs elsewhere. Without it, it runs in this process, and if there is something
-    to decode it forms blocks all the same, so that decoding works on blocks in both cases. A sample with a part that
-    the decoder cannot read is dropped, counted and named; its neighbours stay.
+    Decoding works on blocks. A sample with a part that the decoder cannot read is dropped, counted and named; its
+    neighbours stay.
 
     Args:
-        dataset: What the workers run.
-        decoder: Decodes blocks of handles in the rank's process. None yields the elements as they are: finished
-            batches, or samples whose media a later stage decodes.
+        dataset: Yields samples with handles.
+        decoder: Decodes blocks of handles. None yields the elements as they are.
         block_size: Elements per block, at least 1.
-        number: Tells the borders of one tree apart.
         failure_tolerance: Consecutive samples that cannot be decoded after which the run ends.
     """
 
-    keeps_steps = True
     shown_in_config = False  # what comes when does not depend on where media are decoded
 
     def __init__(
         self,
         dataset: SavableDataset[Any],
-        decoder: Decoder | None = None,
+        decoder: Decoder | None,
         *,
-        block_size: int,
-        number: int = 0,
+        block_size: int = 1,
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
     ) -> None:
         super().__init__(dataset)
         self.decoder = decoder
         self.block_size = block_size
-        self.number = number
         self.failure_tolerance = failure_tolerance
 
-    @property
-    def runs_in_rank(self) -> bool:  # type: ignore[override]
-        """Whether there is something to decode."""
-        return self.decoder is not None
-
-    def numbered(self, dataset: SavableDataset[Any], number: int) -> WorkerBorder:
-        """Returns a copy around another dataset, with the number that it has in its tree."""
-        twin = copy.copy(self)
-        twin.dataset, twin.number = dataset, number
-        return twin
-
-    def block_stream(self, stream: int) -> int:
-        """Returns the number under which a source of blocks knows a stream of this border.
-
-        Args:
-            stream: Number of the stream, the same for all borders of a tree.
-        """
-        return self.number * self.worker_config.layout.num_streams + stream
+    blocks_ahead = 0
+    """Blocks per stream that are being decoded while the block before them is consumed."""
 
     def plan_obstacle(self) -> None:
         """Returns None: elements pass. One that cannot be decoded is dropped; `plan_steps` says so of all trees."""
 
     def describe(self) -> str:
         decoder = f", decoder={type(self.decoder).__name__}" if self.decoder else ""
-        return f"WorkerBorder(block_size={self.block_size}{decoder})"
+        return f"{type(self).__name__}(block_size={self.block_size}{decoder})"
 
     def first_state(self, stream: int) -> State:
         """Returns the state of the dataset below before its first element.
@@ -98,14 +76,10 @@ class WorkerBorder(PassThroughDataset[Any]):
         return self.dataset.open(StreamContext(stream)).state_dict()
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
-        if self.decoder is None and context.blocks is None:
-            return self.dataset.open(context)  # nothing to decode, and no border to cross
         return _DecodeIterator(self, context)
 
     def open_blocks(self, context: StreamContext) -> BlockIterator:
         """Returns an iterator over blocks of one stream, before they are decoded."""
-        if context.blocks is not None:
-            return _RemoteBlocks(context.blocks, self.block_stream(context.stream))
         return _LocalBlocks(self.dataset.open(context), context.stream, self.block_size, self.worker_config)
 
     def restore_sample(self, restore_key: Key) -> Any:
@@ -124,6 +98,70 @@ class WorkerBorder(PassThroughDataset[Any]):
         made = decode_elements(self.decoder, [element for element in elements if not isinstance(element, Exception)])
         decoded = iter(made)
         return [element if isinstance(element, Exception) else next(decoded) for element in elements]
+
+
+class WorkerBorder(DecodeDataset):
+    """Yields the elements of the part of the tree that workers run, with their media handles decoded.
+
+    With `context.blocks` the part below runs elsewhere. Without it, it runs in this process, and if there is something
+    to decode it forms blocks all the same, so that decoding works on blocks in both cases.
+
+    Args:
+        dataset: What the workers run.
+        decoder: Decodes blocks of handles in the rank's process. None yields the elements as they are: finished
+            batches, or samples whose media a later stage decodes.
+        block_size: Elements per block, at least 1.
+        number: Tells the borders of one tree apart.
+        failure_tolerance: Consecutive samples that cannot be decoded after which the run ends.
+    """
+
+    keeps_steps = True
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        decoder: Decoder | None = None,
+        *,
+        block_size: int,
+        number: int = 0,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+    ) -> None:
+        super().__init__(dataset, decoder, block_size=block_size, failure_tolerance=failure_tolerance)
+        self.number = number
+
+    @property
+    def runs_in_rank(self) -> bool:  # type: ignore[override]
+        """Whether there is something to decode."""
+        return self.decoder is not None
+
+    @property
+    def blocks_ahead(self) -> int:  # type: ignore[override]
+        """Blocks per stream that are being decoded while the block before them is consumed."""
+        return 0 if self.decoder is None else BLOCKS_AHEAD
+
+    def numbered(self, dataset: SavableDataset[Any], number: int) -> WorkerBorder:
+        """Returns a copy around another dataset, with the number that it has in its tree."""
+        twin = copy.copy(self)
+        twin.dataset, twin.number = dataset, number
+        return twin
+
+    def block_stream(self, stream: int) -> int:
+        """Returns the number under which a source of blocks knows a stream of this border.
+
+        Args:
+            stream: Number of the stream, the same for all borders of a tree.
+        """
+        return self.number * self.worker_config.layout.num_streams + stream
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        if self.decoder is None and context.blocks is None:
+            return self.dataset.open(context)  # nothing to decode, and no border to cross
+        return super().open(context)
+
+    def open_blocks(self, context: StreamContext) -> BlockIterator:
+        if context.blocks is not None:
+            return _RemoteBlocks(context.blocks, self.block_stream(context.stream))
+        return super().open_blocks(context)
 
 
 def find_worker_borders(dataset: SavableDataset[Any]) -> list[WorkerBorder]:
@@ -226,13 +264,13 @@ class _Running:
 class _DecodeIterator(StreamIterator[Any]):
     """Its state is that of the dataset below, so that a state does not tell where media are decoded."""
 
-    def __init__(self, dataset: WorkerBorder, context: StreamContext) -> None:
+    def __init__(self, dataset: DecodeDataset, context: StreamContext) -> None:
         self._dataset = dataset
         self._stream = context.stream
         self._context = context
         self._blocks: BlockIterator = dataset.open_blocks(context)
         self._decoder = dataset.decoder
-        self._blocks_ahead = BLOCKS_AHEAD if dataset.decoder is not None else 0
+        self._blocks_ahead = dataset.blocks_ahead
         self._policy = FailurePolicy("decode", dataset.failure_tolerance, context, dataset.worker_config)
         self._metrics = context.metrics
         self._ahead: deque[_Running] = deque()

@@ -12,8 +12,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.worker_border import WorkerBorder
-from energon_dali.datasets.wrappers.decode import DecodeDataset
+from energon_dali.datasets.worker_border import DecodeDataset, WorkerBorder
 from energon_dali.datasets.wrappers.filter import FilterDataset
 from energon_dali.datasets.wrappers.iter_map import IterMapDataset
 from energon_dali.datasets.wrappers.map import MapDataset

@@ -135,9 +135,6 @@ class _MapIterator(WrapperIterator[Any]):
         self._runner.index += len(planned)
         return planned
 
-    def read_ahead(self, count: int) -> None:
-        self._inner.read_ahead(count)
-
     def last_key(self, element: Any) -> Key:
         return self._runner.key
 
