@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from energon_dali.errors import WorkerDiedError
 from energon_dali.pack.shard_job import OnProgress, ShardJob, ShardReport, pack_shard
@@ -17,7 +13,6 @@ from energon_dali.shards.prepare.worker_pool import WorkerPool
 
 BYTES_PER_WORKER = 64 << 20
 """Copying this much takes less time than starting a process."""
-_POLL_SECONDS = 0.2
 
 
 class Executor(Protocol):
@@ -54,11 +49,9 @@ class LocalExecutor:
             for job in jobs:
                 yield pack_shard(job, progress)
             return
-        counts = multiprocessing.get_context("spawn").Array("q", 2)
-        with _watched(counts, progress):
-            pool = WorkerPool(functools.partial(_pack_counted, counts), jobs, count, 1, _give_up)
-            for _, report in pool.results(lambda: len(jobs)):
-                yield report
+        pool: WorkerPool[ShardJob, ShardReport] = WorkerPool(pack_shard, jobs, count, 1, _give_up, progress)
+        for _, report in pool.results(lambda: len(jobs)):
+            yield report
 
     def _useful(self, jobs: Sequence[ShardJob]) -> int:
         total = sum(job.shard.estimated_bytes for job in jobs)
@@ -97,39 +90,3 @@ def _give_up(job: ShardJob, end: str) -> ShardReport:
         f"The shard {job.shard.name} ended each process that wrote it ({end}). If memory ran out, give the machine "
         "more or use fewer --workers. Then run again: finished shards are kept."
     )
-
-
-@contextmanager
-def _watched(counts: Any, progress: OnProgress) -> Iterator[None]:
-    """Reports what processes have counted, from a thread, until the block ends."""
-    is_over = threading.Event()
-    seen = [0, 0]
-
-    def report() -> None:
-        now = [counts[0], counts[1]]
-        progress(now[0] - seen[0], now[1] - seen[1])
-        seen[:] = now
-
-    def watch() -> None:
-        while not is_over.wait(_POLL_SECONDS):
-            report()
-
-    thread = threading.Thread(target=watch, name="energon-dali-pack", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-        report()
-
-
-def _pack_counted(counts: Any, job: ShardJob) -> ShardReport:
-    """Writes a shard, and counts its samples and bytes in shared memory."""
-
-    def count(samples: int, written_bytes: int) -> None:
-        with counts.get_lock():
-            counts[0] += samples
-            counts[1] += written_bytes
-
-    return pack_shard(job, count)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_dali.pack.executors import LocalExecutor
+from energon_dali.pack.run import Watcher
 from energon_dali.pack.shard_job import STATE
 from tests.pack.images_folder import digest, load, pack, write_images
 
@@ -55,11 +56,23 @@ def test_killed_and_run_again(tmp_path: Path, instants: tuple[int, ...]) -> None
     assert not list(out.rglob("*.tmp"))
 
 
+class Counts(Watcher):
+    """Adds up the progress of a run."""
+
+    samples = written_bytes = 0
+
+    def progress(self, samples: int, written_bytes: int) -> None:
+        self.samples += samples
+        self.written_bytes += written_bytes
+
+
 def test_by_two_processes(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", 18)
     pack(source, tmp_path / "one", max_samples=4, shuffle=5)
-    result = pack(source, tmp_path / "two", max_samples=4, shuffle=5, executor=LocalExecutor(2))
-    assert result.num_samples == 18
+    watcher = Counts()
+    result = pack(source, tmp_path / "two", max_samples=4, shuffle=5, executor=LocalExecutor(2), watcher=watcher)
+    assert result.num_samples == watcher.samples == 18
+    assert watcher.written_bytes > 18 * 512
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
     pack(source, tmp_path / "other", max_samples=4, shuffle=6)
     assert digest(tmp_path / "one") != digest(tmp_path / "other")

@@ -31,8 +31,8 @@ MAX_DEATHS = 3
 class WorkerPool(Generic[T, R]):
     """Applies a function to items in several processes; use `results` once."""
 
-    function: Callable[[T], R]
-    """Must be picklable. What it raises ends the whole."""
+    function: Callable[..., R]
+    """Takes an item. Must be picklable. What it raises ends the whole."""
     items: Sequence[T]
     """Its arguments."""
     num_workers: int
@@ -41,6 +41,9 @@ class WorkerPool(Generic[T, R]):
     """Items that each process works on at the same time."""
     killed: Callable[[T, str], R]
     """Takes an item that keeps ending its process, and how; returns its result, or raises."""
+    progress: Callable[..., object] | None = None
+    """Called here with what the function reports: it then gets a second argument, a function that takes plain values
+    and may be called any number of times. None gives it none."""
     _workers: list[_Worker] = field(default_factory=list, init=False)
     _next: int = field(default=0, init=False)
     _suspects: deque[int] = field(default_factory=deque, init=False)
@@ -73,7 +76,7 @@ class WorkerPool(Generic[T, R]):
     def _assign(self, end: int) -> None:
         """Starts processes, and gives them items before `end`."""
         while len(self._workers) < self.num_workers:
-            self._workers.append(_Worker(self.function, self.threads))
+            self._workers.append(_Worker(self.function, self.threads, reports=self.progress is not None))
         end = min(end, len(self.items))
         for worker in self._workers:
             if self._suspects or worker.is_alone:
@@ -96,6 +99,10 @@ class WorkerPool(Generic[T, R]):
                     worker.has_begun = True
                     continue
                 number, is_done, value = message
+                if number is None:
+                    assert self.progress is not None, "the function was given nothing to report by"
+                    self.progress(*value)
+                    continue
                 worker.numbers.discard(number)
                 if not is_done:
                     raise value
@@ -131,11 +138,11 @@ class WorkerPool(Generic[T, R]):
 class _Worker:
     """One process, and the numbers of its items."""
 
-    def __init__(self, function: Callable[[Any], Any], threads: int) -> None:
+    def __init__(self, function: Callable[..., Any], threads: int, *, reports: bool) -> None:
         # Spawned, not forked: the caller may have threads, and CUDA.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, function, threads), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, function, threads, reports), daemon=True)
         self.process.start()
         theirs.close()
         self.numbers: set[int] = set()
@@ -158,7 +165,7 @@ class _Worker:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _work(pipe: Connection, function: Callable[[Any], Any], threads: int) -> None:
+def _work(pipe: Connection, function: Callable[..., Any], threads: int, reports: bool) -> None:
     """What each process runs; it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends the processes
     lock = Lock()
@@ -167,9 +174,12 @@ def _work(pipe: Connection, function: Callable[[Any], Any], threads: int) -> Non
         with lock:
             pipe.send(message)
 
+    def report(*values: Any) -> None:
+        answer((None, False, values))
+
     def run(number: int, item: Any) -> None:
         try:
-            message = (number, True, function(item))
+            message = (number, True, function(item, report) if reports else function(item))
         except BaseException as error:
             message = (number, False, error)
         try:
