@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from struct import Struct
-from typing import Any
 
 from PIL import Image
 
@@ -19,8 +18,6 @@ MOST_BYTES = 1 << 16
 
 _MOST_PIXELS = 1 << 20
 
-_CORE: Any = getattr(Image, "core", None)
-"""PIL's functions in C, which have no types."""
 _START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _END = b"\0\0\0\0IEND"
 _CHUNK = Struct(">I4s").unpack_from
@@ -53,15 +50,6 @@ def open_plain_png(data: Buffer) -> Image.Image | None:
     if not 0 < width * height <= _MOST_PIXELS:
         return None
     try:
-        pixels = _CORE.new(mode, (width, height))
-        decoder = _CORE.zip_decoder(mode, mode, False)
-        try:
-            decoder.setimage(pixels, (0, 0, width, height))
-            consumed, error = decoder.decode(data[_CONTENT:end])
-        finally:
-            decoder.cleanup()
-    except (AttributeError, TypeError, ValueError, OSError):  # another release of PIL, or a file that it refuses
+        return Image.frombytes(mode, (width, height), data[_CONTENT:end], "zip", mode, False)
+    except (TypeError, ValueError, OSError):  # pixels are missing or damaged, or another release of PIL
         return None
-    if consumed >= 0 or error:  # pixels are missing, or damaged
-        return None
-    return Image.Image()._new(pixels)
