@@ -244,37 +244,18 @@ def _pack(
 
 def _batch(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptions) -> tuple[SavableDataset[Any], bool]:
     """Returns (the tree, whether it yields batches)."""
-    batcher, stateless = batch_function(encoder), is_stateless(encoder.batch)
-    tolerance = _tolerance(encoder, "batch")
-    config = _hook_config(encoder, "batch")
+    batcher = batch_function(encoder)
+    how: dict[str, Any] = {
+        "batcher_stateless": is_stateless(encoder.batch),
+        "batcher_config": _hook_config(encoder, "batch"),
+        "failure_tolerance": _tolerance(encoder, "batch"),
+    }
     if overridden(encoder, "batch_group_criterion"):
-        return GroupBatchDataset(
-            tree,
-            options.batch_size,
-            encoder.batch_group_criterion,
-            batcher,
-            batcher_stateless=stateless,
-            batcher_config=config,
-            drop_last=options.batch_drop_last,
-            failure_tolerance=tolerance,
-        ), True
+        criterion, drop_last = encoder.batch_group_criterion, options.batch_drop_last
+        return GroupBatchDataset(tree, options.batch_size, criterion, batcher, drop_last=drop_last, **how), True
     if options.batch_size is None:
         return tree, False
     if options.global_batch_size is not None:
-        return GlobalBatchDataset(
-            tree,
-            batcher,
-            on_missing=options.on_missing if options.training else "shrink",
-            batcher_stateless=stateless,
-            batcher_config=config,
-            failure_tolerance=tolerance,
-        ), True
-    return BatchDataset(
-        tree,
-        options.batch_size,
-        batcher,
-        batcher_stateless=stateless,
-        batcher_config=config,
-        drop_last=options.batch_drop_last,
-        failure_tolerance=tolerance,
-    ), True
+        on_missing = options.on_missing if options.training else "shrink"
+        return GlobalBatchDataset(tree, batcher, on_missing=on_missing, **how), True
+    return BatchDataset(tree, options.batch_size, batcher, drop_last=options.batch_drop_last, **how), True
