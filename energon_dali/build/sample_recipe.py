@@ -53,7 +53,7 @@ def read_recipe(
         UntrustedCodeError: It names code that the user did not allow.
     """
     if sample_type is not None and field_map is not None:
-        _check_fields(sample_type, field_map, "field_map=")
+        check_fields(sample_type, field_map, "field_map=")
         return SampleRecipe(sample_type, field_map)
     config = folder.dataset_config
     order = {name: config[name] for name in sorted(ORDER_KEYS & config.keys())}
@@ -67,9 +67,9 @@ def read_recipe(
     chosen = sample_type or _sample_class(config, folder)
     if field_map is not None or "field_map" in config:
         if field_map is None:
-            _check_fields(chosen, config["field_map"], f"field_map in dataset.yaml of {folder.path}")
+            check_fields(chosen, config["field_map"], f"field_map in dataset.yaml of {folder.path}")
         else:
-            _check_fields(chosen, field_map, "field_map=")
+            check_fields(chosen, field_map, "field_map=")
         return SampleRecipe(chosen, field_map or config["field_map"], subflavors=subflavors, order=order)
     functions = resolve_sample_loader(folder)
     if functions is None:
@@ -82,8 +82,17 @@ def read_recipe(
     )
 
 
-def _check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: str) -> None:
-    """Raises DatasetFormatError if a field map has fields that a dataclass lacks, or lacks fields that it needs."""
+def check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: str) -> None:
+    """Checks that a field map has the fields of a dataclass; any other class takes what it is given.
+
+    Args:
+        sample_type: The class.
+        field_map: Parts by field name.
+        where: Where it was given, for the message.
+
+    Raises:
+        DatasetFormatError: It has fields that the dataclass lacks, or lacks fields that it needs.
+    """
     if not is_dataclass(sample_type):
         return
     known = [item for item in fields(sample_type) if item.init]

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.single_file import (
-    describe_jsonl,
-    describe_metadataset,
-    format_size,
-    is_jsonl,
-    is_metadataset,
-)
+from energon_dali.cli.single_file import describe_jsonl, describe_metadataset, is_jsonl, is_metadataset
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.loader.state_file import SUFFIXES
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
+from energon_dali.shards.documents.byte_size import show_bytes
 from energon_dali.shards.meta.document import META
 
 _USUAL_ORDER = ("train", "val", "test")
@@ -74,7 +69,7 @@ def describe(folder: WebdatasetFolder) -> Iterator[str]:
     yield f"Dataset {folder.root.name}"
     yield f"  Path:        {folder.path}"
     yield f"  Samples:     {total:,}"
-    yield f"  Size:        {format_size(size)} in {len(folder.shard_names):,} shards"
+    yield f"  Size:        {show_bytes(size)} in {len(folder.shard_names):,} shards"
     yield f"  Sample type: {sample_type}"
     yield f"  Index:       {folder.index.source}, {folder.uuid or 'no uuid'}"
     yield "  Splits:"

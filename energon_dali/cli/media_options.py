@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -71,11 +70,6 @@ def check_image(name: str, content: Callable[[], bytes]) -> PartFacts | None:
         return None
     header = screen_image(content())
     return PartFacts(header.to_label(), header.width, header.height)
-
-
-def usable_workers(asked: int) -> int:
-    """Returns the number of processes: at most the CPU cores that this process may use."""
-    return max(1, min(asked, len(os.sched_getaffinity(0))))
 
 
 def progress_bar(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:

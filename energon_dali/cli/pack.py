@@ -10,7 +10,6 @@ import click
 from tqdm import tqdm
 
 from energon_dali.cli.media_options import check_image, progress_bar
-from energon_dali.cli.single_file import format_size
 from energon_dali.pack.options import KINDS, PackOptions, parse_columns, parse_split
 from energon_dali.pack.plan import Plan
 from energon_dali.pack.record import Skipped
@@ -18,7 +17,7 @@ from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_datase
 from energon_dali.pack.sample_types import NEEDS
 from energon_dali.pack.shard_job import STATE
 from energon_dali.pack.sources.source import Source
-from energon_dali.shards.documents.byte_size import parse_bytes
+from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
 
 SHOWN_SKIPPED = 20
 
@@ -52,7 +51,7 @@ class _Progress(Watcher):
     def progress(self, samples: int, written_bytes: int) -> None:
         if self._bar is not None:
             self._bytes += written_bytes
-            self._bar.set_postfix_str(format_size(self._bytes), refresh=False)
+            self._bar.set_postfix_str(show_bytes(self._bytes), refresh=False)
             self._bar.update(samples)
 
     def end(self) -> None:
@@ -160,7 +159,7 @@ def _report(result: PackResult) -> None:
     _report_skipped(result, result.skipped)
     if result.was_complete:
         click.echo("Everything was packed already. Give --overwrite to do it again.")
-    size = format_size(sum(shard.size for shard in result.shards))
+    size = show_bytes(sum(shard.size for shard in result.shards))
     click.echo(f"Packed {result.num_samples:,} samples into {len(result.shards):,} shards, {size}:")
     for part, samples in result.split_samples.items():
         click.echo(f"- {part}: {samples:,} samples")

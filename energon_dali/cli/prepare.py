@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
-from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options, usable_workers
+from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options
 from energon_dali.cli.single_file import index_joins, index_jsonl, is_jsonl, is_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
 from energon_dali.shards.meta.dataset_config import CRUDE, check_config_name, write_dataset_config
@@ -17,6 +17,7 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
+from energon_dali.shards.prepare.parallel import usable_workers
 from energon_dali.shards.prepare.split_plan import find_shards, parse_ratio
 
 SHOWN_PARTS = 10

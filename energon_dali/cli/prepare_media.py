@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from energon_dali.cli.media_options import media_options, progress_bar, scan_options, usable_workers
+from energon_dali.cli.media_options import media_options, progress_bar, scan_options
 from energon_dali.shards.prepare.media_tables import add_media_metadata
+from energon_dali.shards.prepare.parallel import usable_workers
 
 
 @click.command("prepare-media")

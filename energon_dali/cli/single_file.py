@@ -13,9 +13,9 @@ from energon_dali.metadataset.loader import load_dataset, prepare_metadataset
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import count_samples
 from energon_dali.shards import JsonlFile, StoragePath, prepare_jsonl
+from energon_dali.shards.documents.byte_size import show_bytes
 from energon_dali.shards.index.jsonl_index import index_path
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MODES = {
     "none": "one dataset",
     "weights": "drawn by weight, indefinitely",
@@ -74,7 +74,7 @@ def describe_jsonl(file: JsonlFile) -> Iterator[str]:
     yield f"Dataset {file.name}"
     yield f"  Path:        {file.path}"
     yield f"  Samples:     {file.num_samples:,}"
-    yield f"  Size:        {format_size(file.storage_path.size())} in 1 file"
+    yield f"  Size:        {show_bytes(file.storage_path.size())} in 1 file"
     yield "  Sample type: CrudeSample, with the part json"
     yield f"  Index:       {file.name}.idx, {file.uuid}"
     yield "  Splits:      none: every part is the whole file"
@@ -143,13 +143,3 @@ def _name(source: SourceReference) -> str:
         return source.path
     others = [f"{column.path} ({column.nonmatch})" for column in source.join.columns[1:]]
     return " + ".join([source.path, *others])
-
-
-def format_size(size_bytes: int) -> str:
-    """Returns a size in the unit that suits it."""
-    size = float(size_bytes)
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            return f"{size:.2f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: the last unit takes any size")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.build.builder import SourceFactory
 from energon_dali.build.options import DatasetOptions
+from energon_dali.build.sample_recipe import check_fields
 from energon_dali.build.source import open_source
 from energon_dali.cache import FileStore, WebdatasetFileStore
 from energon_dali.compat.epath import EPath
@@ -23,10 +24,9 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import decode_parts
-from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples import Sample
-from energon_dali.samples.base import BASE_FIELDS
 from energon_dali.shards import PartList
 from energon_dali.shards.meta.sample_loader import load_function
 from energon_dali.worker_config import WorkerConfig
@@ -269,7 +269,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         if (field_map is None) == (sample_loader is None):
             raise ConfigError(f"{type(self).__qualname__} needs either field_map or sample_loader, and not both.")
         if field_map is not None:
-            _check_fields(self.__sample_type__, field_map)
+            check_fields(self.__sample_type__, field_map, "field_map")
             self._fields = SampleLoader(decoder=None, sample_type=self.__sample_type__, field_map=field_map)
             wanted: PartFilter | None = self._fields.part_filter()
             self._sample_loader: Callable[[dict[str, Any]], dict[str, Any]] = self._fields.take_fields
@@ -374,21 +374,6 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
             raise ConfigError(f"sample_type={sample_type.__qualname__} does not derive from Sample.")
         self.__sample_type__ = sample_type
         super().__init__(path, **kwargs)
-
-
-def _check_fields(sample_type: type[Any], field_map: Mapping[str, str]) -> None:
-    known = [field for field in dataclasses.fields(sample_type) if field.init]
-    needed = {
-        field.name
-        for field in known
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-    unknown = sorted(field_map.keys() - {field.name for field in known})
-    missing = sorted(needed - field_map.keys() - set(BASE_FIELDS))
-    if unknown or missing:
-        raise DatasetFormatError(
-            f"field_map does not fit {sample_type.__name__}: it has the unknown fields {unknown} and lacks {missing}."
-        )
 
 
 def _function(path: EPath, given: Any, name: str) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from energon_dali.shards.meta.splits import DEFAULT_NAME
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, prepare_dataset
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
 from energon_dali.shards.prepare.media_tables import add_media_metadata
+from energon_dali.shards.prepare.parallel import usable_workers
 
 ProgressFunction = Callable[[Iterator[Any], int], Iterable[Any]]
 """Takes the results and their number; yields the same results and shows the progress."""
@@ -117,7 +118,7 @@ class WebdatasetPreparator:
             split_patterns=split_parts_patterns,
             split_config=split_config,
             shuffle_seed=shuffle_seed,
-            num_workers=_usable_workers(workers),
+            num_workers=usable_workers(workers),
             media_filter=None if media_filter is None else media_filter.to_filter(),
             tar_index_only=tar_index_only,
             tmp_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path).parent,
@@ -129,7 +130,7 @@ class WebdatasetPreparator:
             except DuplicateKeysError:
                 if not fix_duplicates:
                     raise
-                prefix_keys(root, shards, num_workers=_usable_workers(workers))
+                prefix_keys(root, shards, num_workers=usable_workers(workers))
                 found = prepare()
         return set(found.part_names)
 
@@ -160,7 +161,7 @@ class WebdatasetPreparator:
             return add_media_metadata(
                 EPath(parent_path).storage_path,
                 media_filter.to_filter(),
-                num_workers=_usable_workers(workers),
+                num_workers=usable_workers(workers),
                 tmp_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path).parent,
                 progress=lambda scans, total: progress_fn(iter(scans), total),
             )
@@ -233,10 +234,6 @@ def prepare_filesystem_dataset(
     return WebdatasetPreparator.add_media_metadata(
         root_path, media_filter=media_filter, workers=workers, index_sqlite_tmp_path=index_sqlite_tmp_path
     )
-
-
-def _usable_workers(asked: int) -> int:
-    return max(1, min(asked, len(os.sched_getaffinity(0))))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import jinja2
 import numpy as np
 
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.byte_size import show_bytes
 from energon_dali.view.catalog import Catalog, CatalogEntry
 from energon_dali.view.dataset import Rows, ViewedDataset
 from energon_dali.view.index_search import index_answers
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Site:
@@ -67,7 +67,7 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters |= {"bytes": format_bytes, "number": format_number, "percent": format_percent}
+        self.templates.filters |= {"bytes": show_bytes, "number": format_number, "percent": format_percent}
 
     def _open_encoder(self) -> EncodedViews | None:
         if not self.options.encoder:
@@ -150,15 +150,6 @@ def rows_of_shards(dataset: ViewedDataset, rows: Rows, text: str) -> Rows:
             starts.append(start)
             lengths.append(min(stop, int(ends[hit])) - start)
     return Rows(np.array(starts, np.int64), np.array(lengths, np.int64))
-
-
-def format_bytes(size: float) -> str:
-    """Returns a size in the unit that suits it."""
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: the last unit takes any size")
 
 
 def format_number(number: float) -> str:

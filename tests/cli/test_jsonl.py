@@ -26,7 +26,7 @@ def test_prepare_and_info(tmp_path: Path) -> None:
     assert "Prepared 3 samples" in result.output
     described = run("info", path).output
     assert "Samples:     3\n" in described
-    assert "Size:        23.00 B in 1 file" in described
+    assert "Size:        23 bytes in 1 file" in described
     again = run("prepare", path, "--non-interactive")
     assert (again.exit_code, "--force-overwrite" in again.output) == (1, True)
     assert "Prepared" not in run("prepare", path, typed="n\n").output

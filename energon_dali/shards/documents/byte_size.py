@@ -47,9 +47,9 @@ def parse_bytes(size: int | float | str, name: str = "size", *, binary_letters: 
     return int(number)
 
 
-def show_bytes(size: int) -> str:
+def show_bytes(size: float) -> str:
     """Returns a size for people: 1.5 GiB."""
-    value, unit = float(size), "bytes"
+    value = float(size)
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024 or unit == "PiB":
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -125,6 +126,11 @@ def _in_threads(
             yield number, future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def usable_workers(asked: int) -> int:
+    """Returns the number of processes: at most the CPU cores that this process may use."""
+    return max(1, min(asked, len(os.sched_getaffinity(0))))
 
 
 def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int) -> int:
