@@ -10,12 +10,12 @@ dataset is the one that is reported. Local files are read where they are needed.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from energon_dali.shards.documents.content import CONTENT_READER, MAX_DOCUMENT_BYTES, read_stored, too_large
@@ -51,23 +51,18 @@ class Opening:
         outer = current_scope()
         # A loader's own scope ends with the loader; any other is ended here, so that nothing waits for retries.
         self._scope = outer if outer.outlasts_stores else ReadScope(outer.policy, outlasts_stores=False)
-        self._lock = threading.Lock()
+        self._change = threading.Condition()
         self._found: dict[StoragePath, Future[bytes | None]] = {}
-        self._planned: deque[Wanted] = deque()
-        self._running = 0
         self._untaken: set[StoragePath] = set()
         self._untaken_bytes = self._kept_bytes = 0
-        self._requests: ThreadPoolExecutor | None = None
-        self._tasks: ThreadPoolExecutor | None = None
+        self._pools: dict[str, ThreadPoolExecutor] = {}
         self._closed = False
 
     def ahead(self, wanted: Iterable[Wanted]) -> None:
         """Announces files in the order in which they will be needed; local ones are left out."""
-        remote = [item for item in wanted if not item.paths[0].is_local]
-        if remote:
-            with self._lock:
-                self._planned += remote
-            self._start()
+        for item in wanted:
+            if not (item.paths[0].is_local or self._closed):
+                self._submit("energon-dali-fetch", REQUESTS, partial(self._work, item))
 
     def later(self, function: Callable[[], T], *, is_local: bool) -> Callable[[], T]:
         """Returns a function that returns what `function` returns, or raises what it raises.
@@ -80,13 +75,18 @@ class Opening:
         """
         if is_local or self._closed:
             return function
-        if self._tasks is None:
-            self._tasks = ThreadPoolExecutor(TASKS, "energon-dali-open")
-        return self._tasks.submit(copy_context().run, self._in_scope, function).result
+        return self._submit("energon-dali-open", TASKS, function).result
+
+    def _submit(self, name: str, threads: int, function: Callable[[], T]) -> Future[T]:
+        """Runs a function in one of some threads, in the scope of this opening."""
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = ThreadPoolExecutor(threads, name)
+        return pool.submit(copy_context().run, self._in_scope, function)
 
     def read(self, path: StoragePath, max_bytes: int) -> bytes | None:
         """Returns the content of a file, None if there is none; see `read_content`."""
-        with self._lock:
+        with self._change:
             if self._closed:  # a thread that still runs, whose result nobody waits for
                 raise CancelledError
             found = self._found.get(path)
@@ -104,52 +104,38 @@ class Opening:
 
     def close(self) -> None:
         """Ends all threads; files that nobody took are dropped."""
-        with self._lock:
+        with self._change:
             self._closed = True
-            self._planned.clear()
+            self._change.notify_all()
             for found in self._found.values():
                 found.cancel()  # unless it is being read
         if self._scope is not current_scope():
             self._scope.cancel()
-        for pool in (self._tasks, self._requests):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _in_scope(self, function: Callable[[], T]) -> T:
         with read_scope(self._scope):
             return function()
 
-    def _start(self) -> None:
-        """Starts planned requests, as many as are allowed."""
-        with self._lock:
-            while self._planned and self._running < REQUESTS and self._untaken_bytes < AHEAD_BYTES:
-                wanted = self._planned.popleft()
-                if wanted.paths[0] in self._found or self._closed:  # another dataset needs it too
-                    continue
-                first = self._found[wanted.paths[0]] = Future()
-                if self._requests is None:
-                    self._requests = ThreadPoolExecutor(REQUESTS, "energon-dali-fetch")
-                self._running += 1
-                self._requests.submit(copy_context().run, self._work, wanted, first)
-
-    def _work(self, wanted: Wanted, first: Future[bytes | None]) -> None:
-        try:
-            with read_scope(self._scope):
-                content = self._fetch(wanted.paths[0], first)
-                for path in wanted.paths[1:]:
-                    if content is None and not first.cancelled() and first.exception() is None:
-                        content = self._fetch(path, self._claim(path))
-                if content is not None and wanted.follow is not None:
-                    for path in wanted.follow(content):
-                        self._fetch(path, self._claim(path))
-        finally:
-            with self._lock:
-                self._running -= 1
-            self._start()
+    def _work(self, wanted: Wanted) -> None:
+        """Fetches an announced file, and those that follow from it, as soon as there is room for what they hold."""
+        with self._change:
+            self._change.wait_for(lambda: self._closed or self._untaken_bytes < AHEAD_BYTES)
+        first = self._claim(wanted.paths[0])
+        if first is None:  # another dataset needs it too
+            return
+        content = self._fetch(wanted.paths[0], first)
+        for path in wanted.paths[1:]:
+            if content is None and not first.cancelled() and first.exception() is None:
+                content = self._fetch(path, self._claim(path))
+        if content is not None and wanted.follow is not None:
+            for path in wanted.follow(content):
+                self._fetch(path, self._claim(path))
 
     def _claim(self, path: StoragePath) -> Future[bytes | None] | None:
         """Returns the future of a file that nobody fetches yet, else None."""
-        with self._lock:
+        with self._change:
             if path in self._found or self._closed:
                 return None
             found = self._found[path] = Future()
@@ -166,7 +152,7 @@ class Opening:
         except BaseException as error:
             found.set_exception(error)
             return None
-        with self._lock:
+        with self._change:
             if content is not None:
                 self._untaken.add(path)
                 self._untaken_bytes += len(content)
@@ -175,7 +161,7 @@ class Opening:
 
     def _take(self, path: StoragePath, size: int) -> None:
         """Counts a file as taken; a large one is forgotten."""
-        with self._lock:
+        with self._change:
             if path not in self._untaken:
                 return
             self._untaken.remove(path)
@@ -184,7 +170,7 @@ class Opening:
                 self._kept_bytes += size
             else:
                 self._found.pop(path, None)
-        self._start()
+            self._change.notify_all()
 
 
 _CURRENT: ContextVar[Opening | None] = ContextVar("energon_dali_opening", default=None)
