@@ -13,7 +13,7 @@ from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.trace import TracedMetrics
+    from energon_dali.datasets.metrics import Metrics
     from energon_dali.decode.interface import Placement
 
 
@@ -52,9 +52,9 @@ class JoinedSampleLoader(SampleLoader):
         self.joiner = joiner
         self.names = None if names is None else tuple(names)
 
-    def traced(self, metrics: TracedMetrics) -> SampleLoader:
+    def counting(self, metrics: Metrics) -> SampleLoader:
         twin = copy.copy(self)
-        twin.loaders = tuple(load.traced(metrics) for load in self.loaders)
+        twin.loaders = tuple(load.counting(metrics) for load in self.loaders)
         return twin
 
     def import_libraries(self, placement: Placement) -> None:
@@ -80,8 +80,6 @@ class JoinedSampleLoader(SampleLoader):
             # Parts of the same name in two datasets get different random operations.
             own_seed = part_seed(seed, f"join/{number}") if number else seed
             samples.append(None if part is None else load(part, own_seed))
-            for route, count in load.take_routes().items():
-                self.count_route(route, count)
         if self.names is None:
             joined = self.joiner(*samples)
         else:

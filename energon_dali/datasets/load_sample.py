@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from energon_dali.av import AVData
+from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.decode import Decoded, Decoder, MediaHandle
 from energon_dali.decode.basic import REFUSED_PICKLE
 from energon_dali.decode.media_decoder import part_context
@@ -26,7 +27,7 @@ from energon_dali.samples.base import BASE_FIELDS, Key, set_restore_key
 from energon_dali.shards import PartList, RawSample
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.trace import TracedMetrics
+    from energon_dali.datasets.metrics import Metrics
     from energon_dali.decode.interface import Placement
 
 _NAME_NUMBERS: dict[str, int] = {}
@@ -161,29 +162,21 @@ class SampleLoader:
         self.dataset_path = dataset_path
         self.seed = seed
         self.source_number = source_number
-        self._routes: dict[str, int] = {}
+        self._metrics: Metrics | None = None
         self._refused: set[str] = set()
         self._readers = _PlainReaders(decoder)
         self._whole_names = frozenset((self._whole_parts or {}).values())
 
-    def count_route(self, route: str, count: int = 1) -> None:
-        """Counts media that were decoded where they were read."""
-        self._routes[route] = self._routes.get(route, 0) + count
+    def counting(self, metrics: Metrics) -> SampleLoader:
+        """Returns a copy that counts the routes of media that it decodes, and notes in a trace when it did so.
 
-    @property
-    def has_routes(self) -> bool:
-        """Whether media were decoded where they were read since `take_routes` was called."""
-        return bool(self._routes)
-
-    def take_routes(self) -> dict[str, int]:
-        """Returns how many media were decoded where they were read, by route, since the last call."""
-        routes, self._routes = self._routes, {}
-        return routes
-
-    def traced(self, metrics: TracedMetrics) -> SampleLoader:
-        """Returns a copy that notes in a trace when each image, video and audio part was decoded."""
+        Args:
+            metrics: Takes the counts; TracedMetrics keep a trace.
+        """
         twin = copy.copy(self)
-        twin._routes = {}
+        twin._metrics = metrics
+        if not isinstance(metrics, TracedMetrics):
+            return twin
 
         def part(name: str, content: bytes | memoryview | Decoded, source: SourceInfo, seed: int) -> Any:
             start = time.perf_counter()
@@ -366,9 +359,8 @@ class SampleLoader:
         if self.decoder is None:
             return bytes(content)
         value = self.decoder.decode_part(name, content, seed=part_seed(seed, name), source=source)
-        route = _route_of(name, value)
-        if route is not None:
-            self.count_route(route)
+        if self._metrics is not None and (route := _route_of(name, value)) is not None:
+            self._metrics.count(f"route.{route}")
         return value
 
 

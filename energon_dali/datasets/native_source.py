@@ -17,7 +17,7 @@ from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
-from energon_dali.datasets.worker_border import decode_elements, handles_of
+from energon_dali.datasets.worker_border import count_routes, decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError
 from energon_dali.plan import SourcePlan
@@ -176,6 +176,7 @@ class _NativeIterator(StreamIterator[Any]):
         self._dataset = dataset
         self._context = context
         self._plan = dataset.dataset.plan
+        self._load_sample = dataset.source.load.counting(context.metrics)
         tolerance = dataset.dataset.failure_tolerance
         self._read_policy, self._load_policy, self._decode_policy = (
             FailurePolicy(stage, tolerance, context, dataset.worker_config) for stage in ("read", "load", "decode")
@@ -252,9 +253,7 @@ class _NativeIterator(StreamIterator[Any]):
                 outcome, parts = native.popleft()
                 key, image_name = next(names)
                 self._context.metrics.count("samples.read")
-                self._context.metrics.count(
-                    f"route.{'failed' if isinstance(outcome, DecodeFailure) else outcome.route}"
-                )
+                count_routes(self._context.metrics, [outcome])
                 found: dict[str, Any] = {image_name: outcome, **{name: parts[name] for name in planned.parts}}
                 yield (
                     planned,
@@ -284,12 +283,10 @@ class _NativeIterator(StreamIterator[Any]):
         try:
             if failure is not None:
                 raise DecodeError(failure.reason, failure.format, failure.route)
-            sample = self._dataset.source.load(raw, planned.seed)
+            sample = self._load_sample(raw, planned.seed)
             # DALI does not read videos here: clips are still handles.
             if planned.parts is None or handles_of(sample):
                 (sample,) = decode_elements(self._dataset.decoder, [sample], strict=True)
-            for route, count in self._dataset.source.load.take_routes().items():
-                self._context.metrics.count(f"route.{route}", count)
         except DecodeError as error:
             parts = {name: part for name, part in raw.parts.items() if not isinstance(part, (Decoded, DecodeFailure))}
             raw.parts = parts

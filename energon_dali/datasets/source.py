@@ -18,7 +18,6 @@ from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.datasets.source_names import short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
-from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import (
     BlendPlan,
@@ -329,16 +328,12 @@ class _SourceIterator(StreamIterator[Any]):
             finally:
                 self._load_clock.add(time.perf_counter() - start)
             stages.loading.on_success()
-            if stages.load.has_routes:
-                for route, count in stages.load.take_routes().items():
-                    self._metrics.count(f"route.{route}", count)
             if self._counters:
                 self._metrics.count(self._counters[source])
             return sample
 
     def _stages_of(self, source: int) -> _Stages:
-        load = self._dataset.sources[source].load
-        load = load.traced(self._metrics) if isinstance(self._metrics, TracedMetrics) else load
+        load = self._dataset.sources[source].load.counting(self._metrics)
         tolerance, config = self._dataset.failure_tolerance, self._dataset.worker_config
         read, loading = (FailurePolicy(stage, tolerance, self._context, config) for stage in ("read", "load"))
         stages = self._stages[source] = _Stages(load, read, loading)

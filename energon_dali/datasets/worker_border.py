@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.stream import Block, BlockSource, State, StreamContext, StreamIterator
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
@@ -319,8 +320,7 @@ class _DecodeIterator(StreamIterator[Any]):
         start = time.perf_counter()
         self._outcomes = running.future.result() if running.future is not None else []
         self._metrics.add_time("wait for decode", time.perf_counter() - start)
-        for outcome in self._outcomes:
-            self._metrics.count("route.failed" if isinstance(outcome, DecodeFailure) else f"route.{outcome.route}")
+        count_routes(self._metrics, self._outcomes)
         self._block, self._handle_counts = running.block, running.handle_counts
         self._next = self._next_outcome = 0
 
@@ -394,6 +394,17 @@ def handles_of(element: Any) -> list[MediaHandle]:
 
     map_handles(element, note)
     return list(found.values())
+
+
+def count_routes(metrics: Metrics, outcomes: Sequence[Outcome]) -> None:
+    """Counts decoded media by the decoder that made them.
+
+    Args:
+        metrics: Takes the counts.
+        outcomes: What a decoder returned.
+    """
+    for outcome in outcomes:
+        metrics.count("route.failed" if isinstance(outcome, DecodeFailure) else f"route.{outcome.route}")
 
 
 def put_outcomes(element: Any, outcomes: list[Outcome]) -> tuple[Any, DecodeFailure | None]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.debug_log import keys_of
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
@@ -333,5 +334,5 @@ class _Loaded:
         found = self._samples.get((raw.shard_index, raw.sample_index))
         return set_restore_key(copy.copy(next(self._any) if found is None else found), restore_key)
 
-    def take_routes(self) -> dict[str, int]:
-        return {}
+    def counting(self, metrics: Metrics) -> _Loaded:
+        return self

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from energon_dali.datasets.load_sample import PartAccess, SampleLoader, parse_field_map
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.decode import DaliDecoder, MediaHandle, SampleDecoder
 from energon_dali.errors import DatasetFormatError, DecodeError
 from energon_dali.samples import CaptioningSample, CrudeSample
@@ -171,10 +172,10 @@ def test_no_step_leads_into_text(expression: str) -> None:
     "field_map", [{"image": "jpg", "caption": "txt"}, {"image": "jpg,png", "caption": "txt,json[c]"}]
 )
 def test_whole_parts_and_alternatives_fill_the_same_fields(field_map: dict[str, str]) -> None:
-    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map=field_map)
+    metrics = Metrics()
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map=field_map).counting(metrics)
     sample = load(raw(jpg=jpeg(), txt=b"words"), 3)
-    assert (sample.caption, sample.image.shape, load.take_routes()) == ("words", (3, 6, 8), {"pil": 1})
-    assert not load.has_routes
+    assert (sample.caption, sample.image.shape, metrics.snapshot()["counts"]) == ("words", (3, 6, 8), {"route.pil": 1})
     with pytest.raises(DatasetFormatError, match="sample 'a/b' has no part 'txt"):
         load(raw(jpg=jpeg()), 3)
 
