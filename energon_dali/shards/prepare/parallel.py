@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Protocol, TypeVar
 
 from energon_dali.errors import ShardError
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.parallel_calls import map_in_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -93,7 +91,7 @@ def map_in_order(
     elif num_workers > 1:
         results = WorkerPool(function, items, num_workers, threads, fallback).results(room)
     elif threads > 1:
-        results = _in_threads(function, items, threads, room)
+        results = enumerate(map_in_threads(function, items, threads, room))
     else:
         results = enumerate(map(function, items))
     try:
@@ -108,24 +106,6 @@ def map_in_order(
         close = getattr(results, "close", None)
         if close is not None:
             close()
-
-
-def _in_threads(
-    function: Callable[[T], R], items: Sequence[T], threads: int, room: Callable[[], int]
-) -> Iterator[tuple[int, R]]:
-    """Yields (number, result) in order, worked on by threads of this process."""
-    pool = ThreadPoolExecutor(threads, "energon-dali-prepare")
-    waiting: deque[tuple[int, Future[R]]] = deque()
-    try:
-        following = 0
-        while following < len(items) or waiting:
-            while following < min(len(items), room()):
-                waiting.append((following, pool.submit(copy_context().run, function, items[following])))
-                following += 1
-            number, future = waiting.popleft()
-            yield number, future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def usable_workers(asked: int) -> int:

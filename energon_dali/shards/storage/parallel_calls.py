@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 CALLS_AT_ONCE = 16
+
+
+def map_in_threads(
+    function: Callable[[T], R], items: Sequence[T], threads: int, room: Callable[[], int] | None = None
+) -> Iterator[R]:
+    """Yields `function(item)` for each item, in order, several of them worked on at the same time.
+
+    Args:
+        function: Called in threads, in the context of the caller.
+        items: Its arguments.
+        threads: Calls at the same time.
+        room: Returns the number of the first item that must not be started yet; None starts all of them.
+    """
+    pool = ThreadPoolExecutor(max(1, min(threads, len(items))), "energon-dali-index")
+    waiting: deque[Future[R]] = deque()
+    following = 0
+    try:
+        while following < len(items) or waiting:
+            while following < min(len(items), len(items) if room is None else room()):
+                waiting.append(pool.submit(copy_context().run, function, items[following]))
+                following += 1
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def call_together(call: Callable[[int], T], numbers: Sequence[int]) -> dict[int, T | Exception]:
@@ -26,8 +52,5 @@ def call_together(call: Callable[[int], T], numbers: Sequence[int]) -> dict[int,
         except Exception as error:
             return error
 
-    if len(numbers) < 2:
-        return {number: attempt(number) for number in numbers}
-    with ThreadPoolExecutor(min(CALLS_AT_ONCE, len(numbers)), "energon-dali-index") as pool:
-        jobs = [pool.submit(copy_context().run, attempt, number) for number in numbers]
-        return {number: job.result() for number, job in zip(numbers, jobs, strict=True)}
+    found = map(attempt, numbers) if len(numbers) < 2 else map_in_threads(attempt, numbers, CALLS_AT_ONCE)
+    return dict(zip(numbers, found, strict=True))
