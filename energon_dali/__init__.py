@@ -205,7 +205,7 @@ def _unknown_name(name: str, frame: FrameType) -> Exception:
     """
     import opcode
 
-    from energon_dali.nearest import nearest_names
+    from energon_dali.calls import nearest_names
 
     near = [] if name.startswith("_") else nearest_names(name, homes_of(__name__))
     hint = f". Did you mean {' or '.join(near)}?" if near else ""

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.av.source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.stream_facts import StreamFacts, check_readable, find_facts
+from energon_dali.calls import explain_call
 from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError, DeviceError
 
@@ -32,6 +33,41 @@ MAX_THREADS = 8
 """More decoding threads than this cost memory and latency, and make no clip faster."""
 LEAST_PYAV = (17, 1)
 """The oldest tested version; 17.0 and older cannot open a clip."""
+
+
+@explain_call
+@dataclass(frozen=True, slots=True)
+class AVLimits:
+    """Upper bounds for one file. Anything beyond them is refused before memory is allocated for it.
+
+    Raises:
+        ConfigError: A limit is not positive.
+    """
+
+    max_frames: int = 1_000_000
+    """Frames that one call may return."""
+    max_pixels: int = 128 * 1024 * 1024
+    """Width x height of one frame, as stored and as requested."""
+    max_bytes: int = 4 << 30
+    """Bytes of frames or of audio that one call may return."""
+    max_audio_samples: int = 1 << 31
+    """Samples per channel that one call may return."""
+    max_packets: int = 50_000_000
+    """Packets in the index of a stream."""
+    max_seconds: float | None = None
+    """Wall-clock seconds that one call may take; None for no limit. Checked between packets."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is None and name == "max_seconds":
+                continue
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise ConfigError(
+                    f"AVLimits({name}={value!r}) would refuse every file. Limits are positive numbers. "
+                    "Give a larger one, or leave it out."
+                )
+
 
 _forked = False
 

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from energon_dali import __version__
+from energon_dali.calls import describe_nearest
 from energon_dali.errors import EnergonDaliError
-from energon_dali.nearest import describe_nearest
 
 _HOMES = {
     "analyze-debug": "analyze_debug:analyze_debug",

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.types import AllowInfNan
 
+from energon_dali.calls import nearest_names
 from energon_dali.metadataset.document import Document, Node
-from energon_dali.nearest import nearest_names
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.yaml_text import Keys
 

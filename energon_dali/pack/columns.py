@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.nearest import describe_nearest
 from energon_dali.pack.media import MediaKind, media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.record import JsonPart, Part, SkipRecord, TextPart

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError
-from energon_dali.nearest import describe_nearest
 from energon_dali.pack.sample_types import NEEDS
 
 Kind = Literal["auto", "folder", "table", "conversations", "hugging-face", "tars"]

@@ -23,12 +23,19 @@ from typing import Protocol
 
 from energon_dali.errors import DatasetError, EnergonDaliError, StoreUnavailableError
 from energon_dali.shards.index.extents import PartRun
-from energon_dali.shards.joined_runs import REQUEST_BYTES, gap_limit, join_runs
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import current_scope
+
+REQUEST_BYTES = 4 << 20
+"""Runs are joined up to this size of a request."""
+
+GAP_BYTES = 1536
+GAP_SHARE = 10
+"""Two runs are joined if at most GAP_BYTES and a tenth of the larger run are between them. That is little next to large
+samples. Next to small ones it may be several times their size, because a request costs far more than these bytes."""
 
 FEWEST_REQUEST_BYTES = 256 << 10
 """Size of joined requests where memory is short."""
@@ -404,3 +411,26 @@ def _gap(row: _Row, neighbour: _Row, step: int) -> int:
     _, _, start, size = row.runs[-1]
     gap = neighbour.runs[0][2] - (start + size)
     return gap if gap >= 0 else sys.maxsize  # samples that are not in the order of the file are not joined
+
+
+def join_runs(runs: Iterable[PartRun]) -> list[tuple[int, int]]:
+    """Returns (offset, size) of the requests that cover all runs, in the order of the file."""
+    requests: list[tuple[int, int]] = []
+    before = 0
+    for start, size in sorted({(run[2], run[3]) for run in runs}):
+        if requests:
+            first, length = requests[-1]
+            end = max(first + length, start + size)
+            gap = start - (first + length)
+            if gap <= gap_limit(before, size) and end - first <= max(REQUEST_BYTES, length):
+                requests[-1] = (first, end - first)
+                before = size
+                continue
+        requests.append((start, size))
+        before = size
+    return requests
+
+
+def gap_limit(size: int, following: int) -> int:
+    """Returns the number of bytes between two runs up to which they are joined."""
+    return GAP_BYTES + max(size, following) // GAP_SHARE

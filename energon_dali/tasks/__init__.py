@@ -4,10 +4,11 @@ command line. They need the extra `tasks`; the names below are imported when the
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.errors import ConfigError
 from energon_dali.lazy_names import import_name, names_of
-from energon_dali.tasks.extra import check_extra
 
 if TYPE_CHECKING:
     from energon_dali.tasks.checkpoint import load_task
@@ -32,6 +33,22 @@ __all__ = [
     "make_decoder",
     "run",
 ]
+
+_PACKAGES = ("hydra", "lightning", "matplotlib", "omegaconf")
+
+
+def check_extra() -> None:
+    """Makes sure that what tasks need is installed.
+
+    Raises:
+        ConfigError: A package is missing; the message names it and the extra.
+    """
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"energon_dali.tasks needs packages that are not installed: {', '.join(missing)}. "
+            'Install the extra: pip install "energon-dali[tasks]".'
+        )
 
 
 def __getattr__(name: str) -> Any:

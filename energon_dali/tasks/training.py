@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.calls import nearest_names
 from energon_dali.errors import ConfigError
-from energon_dali.nearest import nearest_names
 from energon_dali.tasks.composition.compose import options_of
 from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
 

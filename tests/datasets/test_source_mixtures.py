@@ -20,9 +20,8 @@ from energon_dali.datasets.mixing.concat import ConcatDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset, count_tokens
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import key_from_json
-from energon_dali.datasets.row_sources import Source
+from energon_dali.datasets.row_sources import Source, short_names
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.source_names import short_names
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, SkipSample, StateError

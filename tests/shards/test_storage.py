@@ -20,8 +20,7 @@ import pytest
 
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
-from energon_dali.shards.joined_runs import GAP_BYTES, GAP_SHARE, REQUEST_BYTES, join_runs
-from energon_dali.shards.read_ahead import PlannedReads, read_planned
+from energon_dali.shards.read_ahead import GAP_BYTES, GAP_SHARE, REQUEST_BYTES, PlannedReads, join_runs, read_planned
 from energon_dali.shards.storage import local, retry
 from energon_dali.shards.storage.objects import ObjectReader
 from energon_dali.shards.storage.path import WindowReader

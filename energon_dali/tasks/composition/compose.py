@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError
-from energon_dali.nearest import describe_nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -12,8 +12,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, EnergonDaliError
-from energon_dali.nearest import describe_nearest
 
 
 def takes_module(target: Callable[..., Any], name: str) -> bool:

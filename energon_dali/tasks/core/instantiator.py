@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, EnergonDaliError
-from energon_dali.nearest import describe_nearest
 from energon_dali.tasks.core.annotated_values import as_annotated, takes_module
 
 if TYPE_CHECKING:
