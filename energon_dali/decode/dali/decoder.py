@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -246,18 +246,8 @@ class DaliDecoder(MediaDecoder):
         if not (in_rank and self._may_use_gpu() and self.spec.container == "torch"):
             return pixels
         # A worker must not touch the GPU, so it decodes here, in parallel to other workers; the rank moves the pixels.
-        return DecodedHandle(
-            handle.name,
-            b"",
-            handle.format,
-            handle.width,
-            handle.height,
-            handle.spec,
-            handle.orientation,
-            handle.seed,
-            handle.source,
-            pixels,
-        )
+        values = {field.name: getattr(handle, field.name) for field in fields(MediaHandle)}
+        return DecodedHandle(**{**values, "data": b""}, pixels=pixels)
 
     def _prefers_dali(self, handle: DaliHandle) -> bool:
         spec = self.spec
