@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from energon_dali.errors import DatasetError, EnergonDaliError
@@ -30,7 +30,7 @@ class SampleCheck:
         self._process = LineProcess(answer_checks, [asdict(source) for source in sources])
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._facts: OrderedDict[tuple[int, int], SampleFacts] = OrderedDict()
+        self._facts = lru_cache(_KEPT)(self._examine)
 
     def examine(self, source: int, index: int) -> SampleFacts:
         """Returns the facts of a sample; its media are decoded to the end.
@@ -43,21 +43,16 @@ class SampleCheck:
             DatasetError: The dataset cannot be opened or read.
         """
         with self._lock:
-            found = self._facts.get((source, index))
-            if found is not None:
-                return found
-            try:
-                answer = self._process.ask([source, index], self._seconds)
-            except ProcessEndedError as error:
-                facts = SampleFacts(index, "", "", stage="decode", reason=f"Decoding it {error}")
-            else:
-                if "error" in answer:
-                    raise DatasetError(answer["error"])
-                facts = from_plain(answer["facts"])
-            self._facts[source, index] = facts
-            if len(self._facts) > _KEPT:
-                self._facts.popitem(last=False)
-            return facts
+            return self._facts(source, index)
+
+    def _examine(self, source: int, index: int) -> SampleFacts:
+        try:
+            answer = self._process.ask([source, index], self._seconds)
+        except ProcessEndedError as error:
+            return SampleFacts(index, "", "", stage="decode", reason=f"Decoding it {error}")
+        if "error" in answer:
+            raise DatasetError(answer["error"])
+        return from_plain(answer["facts"])
 
     def close(self) -> None:
         """Ends the process for good, whatever it examines."""
