@@ -19,7 +19,7 @@ from energon_dali.datasets.load_sample import parse_field_map
 from energon_dali.errors import ConfigError, DatasetFormatError, SampleException
 from energon_dali.metadataset import loader
 from energon_dali.metadataset.context import combine_shuffle_over_epochs
-from energon_dali.samples.media_metadata import AVMetadata, ImageMetadata, read_media_metadata, write_media_metadata
+from energon_dali.samples.media_metadata import read_media_metadata
 from energon_dali.shards.documents.braces import collapse_names
 from energon_dali.shards.documents.yaml_text import parse_yaml
 from energon_dali.shards.meta.document import META
@@ -241,11 +241,6 @@ def collapse(names: Sequence[str], keep_order: bool = True) -> list[str]:
         keep_order: Keep their order; False sorts them first.
     """
     return collapse_names(list(names) if keep_order else sorted(names))
-
-
-def serialize_media_metadata(metadata: ImageMetadata | AVMetadata) -> tuple[str, str]:
-    """Returns (kind, JSON) of a row of the table of media."""
-    return write_media_metadata(metadata)
 
 
 def deserialize_media_metadata(metadata_type: Any, metadata_json: str) -> Any:

@@ -190,8 +190,7 @@ energon_dali.compat.constants: AVDecoderType AVIndexMode AV_DECODE_AVAILABLE DEB
     url_regex
 energon_dali.compat.deprecation: deprecated warn_deprecated
 energon_dali.compat.documents: DatasetLoader FieldAccessError ModuleLoader collapse deserialize_media_metadata
-    field_access get_dataset_from_config load_config load_dataset load_yaml load_yaml_json serialize_media_metadata
-    split_field_access
+    field_access get_dataset_from_config load_config load_dataset load_yaml load_yaml_json split_field_access
 energon_dali.compat.epath: DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR
 energon_dali.compat.errors: ErrorContext SYSTEM_EXCEPTIONS handle_restore_errors
 energon_dali.compat.factories: BaseCoreDatasetFactory BaseWebdatasetFactory DEFAULT_DECODER
@@ -225,6 +224,7 @@ energon_dali.metadataset.loader: LoadedDataset LoadedDatasetList
 energon_dali.metadataset.reference: DatasetBlendMode TraversedDatasetReference
 energon_dali.metadataset.subset: Subset
 energon_dali.samples.media_metadata: AVMetadata ImageMetadata MediaMetadataBase=MediaMetadata
+    serialize_media_metadata=write_media_metadata
 energon_dali.shards.prepare.duplicate_keys: DuplicateSampleKeyError=DuplicateKeysError
 energon_dali.task_encoder.cooking: get_cooker_need_cache get_cooker_need_primary
 energon_dali.task_encoder.stateless: get_failure_tolerance=failure_tolerance get_stateless=is_stateless
