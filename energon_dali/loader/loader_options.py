@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.cache.shard_cache.shard_cache import ShardCache, check_shard_cache
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DeviceError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.request_pool import MOST_THREADS
@@ -140,8 +140,6 @@ class LoaderOptions:
         Raises:
             DeviceError: pin_memory=True without CUDA.
         """
-        from energon_dali.loader.pinning import wants_pinning
-
         decode_process = self.decode_process is True or (
             self.decode_process == "auto" and num_workers > 0 and rank_has_work
         )
@@ -153,6 +151,30 @@ class LoaderOptions:
     def for_decode_process(self) -> LoaderOptions:
         """Returns the options inside a decode process: Python refuses children of a fork server's children."""
         return replace(self, start_method="spawn") if self.start_method == "forkserver" else self
+
+
+def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
+    """Returns whether batches are pinned; "auto" means if CUDA is available.
+
+    Args:
+        pin_memory: True, False or "auto".
+        before_fork: Whether a process that may use CUDA will be forked from this one. GPUs are then counted by NVML:
+            after a question to CUDA, CUDA does not work in forked processes.
+
+    Raises:
+        ConfigError: It is neither a bool nor "auto".
+        DeviceError: It is True, and there is no CUDA device.
+    """
+    if not isinstance(pin_memory, bool) and pin_memory != "auto":
+        raise ConfigError(f'pin_memory={pin_memory!r} is unknown: give True, False or "auto".')
+    if pin_memory is False:
+        return False
+    import torch
+
+    available = torch.cuda.device_count() > 0 if before_fork else torch.cuda.is_available()
+    if pin_memory is True and not available:
+        raise DeviceError('pin_memory=True needs a CUDA device, and torch finds none. Give False or "auto".')
+    return available
 
 
 def check_timeout(name: str, seconds: object) -> None:

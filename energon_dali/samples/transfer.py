@@ -82,6 +82,22 @@ def pin(value: T) -> T:
     return map_tensors(value, pin_tensor)
 
 
+def pin_batch(value: T) -> T:
+    """Returns a batch with its CPU tensors in page-locked memory, so that their copy to the GPU overlaps a step.
+
+    Args:
+        value: A batch: a tensor, something with a `pin_memory` method, a dataclass, dict, list or tuple of these.
+    """
+    import torch
+
+    if not torch.cuda.is_available():  # GPUs were counted, and CUDA does not work
+        return value
+    own = getattr(value, "pin_memory", None)
+    if callable(own) and not isinstance(value, torch.Tensor):
+        return own()  # type: ignore[no-any-return]
+    return map_tensors(value, pin_tensor, method="pin_memory")
+
+
 def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a CPU tensor in pinned memory; tensors on a device, and sparse and jagged ones, as they are."""
     import torch

@@ -11,7 +11,8 @@ import torch
 
 from energon_dali import Batch, WorkerConfig, edataclass
 from energon_dali.loader.basic_loader import get_loader
-from energon_dali.loader.pinning import pin, wants_pinning
+from energon_dali.loader.loader_options import wants_pinning
+from energon_dali.samples.transfer import pin_batch as pin
 from tests.fake_cuda import FakeCuda
 from tests.loader.numbers_dataset import tree
 
