@@ -12,7 +12,8 @@ from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import expect_name, key_from_json, rerun, restore_groups, try_restore
+from energon_dali.datasets.rerun import rerun
+from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.plan import GlobalBatchPlan
 from energon_dali.plan.spares import SPARES, attempts_of

@@ -12,7 +12,8 @@ from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import input_key, rerun, try_restore
+from energon_dali.datasets.rerun import input_key, rerun
+from energon_dali.datasets.restore_key import try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import count_of, state_of
