@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         get_clips_uniform as get_clips_uniform,
         get_single_frames_uniform as get_single_frames_uniform,
     )
-    from energon_dali.build.datasets import (
+    from energon_dali.assembly.datasets import (
         get_train_dataset as get_train_dataset,
         get_val_dataset as get_val_dataset,
         get_val_datasets as get_val_datasets,

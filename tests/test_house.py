@@ -31,7 +31,7 @@ ORDER = (
     "task_encoder",
     "metadataset",
     "datasets",
-    "build",
+    "assembly",
     "loader",
     "integrations",
     "tasks",
@@ -104,12 +104,12 @@ def test_arrows_point_upwards(path: Path) -> None:
 
 
 def test_loader_imports_neither_metadataset_nor_task_encoder() -> None:
-    """`build` turns them into a tree of datasets; `loader` runs any tree."""
+    """`assembly` turns them into a tree of datasets; `loader` runs any tree."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for path in sorted((PACKAGE / "loader").rglob("*.py"))
         for imported, line, _ in imports_of(path)
-        if folder_of(imported) in ("metadataset", "task_encoder", "build")
+        if folder_of(imported) in ("metadataset", "task_encoder", "assembly")
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -3,8 +3,8 @@
     python tools/rooms.py                        # writes docs/images/rooms.svg
 
 A room is a folder of `energon_dali` (and `kernels`). An arrow means that a room imports another one, at import
-time or lazily. Arrows that follow from others are left out: if `build` imports `datasets` and `datasets` imports
-`shards`, no arrow is drawn from `build` to `shards`. A room is drawn below all rooms that import it.
+time or lazily. Arrows that follow from others are left out: if `assembly` imports `datasets` and `datasets` imports
+`shards`, no arrow is drawn from `assembly` to `shards`. A room is drawn below all rooms that import it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOMS = {
     "integrations": "other trainers",
     "compat": "Energon's module paths",
     "loader": "runs a tree: workers, state",
-    "build": "from a path to a tree",
+    "assembly": "from a path to a tree",
     "datasets": "what a tree is made of",
     "task_encoder": "hooks, cookers, packing",
     "metadataset": "blends and joins in YAML",

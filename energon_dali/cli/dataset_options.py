@@ -113,7 +113,7 @@ def open_dataset(
         DatasetError: The dataset cannot be read.
     """
     # Imported only here: the other commands start without the loader.
-    from energon_dali.build.datasets import get_train_dataset, get_val_dataset
+    from energon_dali.assembly.datasets import get_train_dataset, get_val_dataset
     from energon_dali.worker_config import WorkerConfig
 
     options = {name: value for name, value in given.items() if value is not None and value is not False}

@@ -86,9 +86,9 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the samples of a split part in file order, with images as PIL images."""
     # Imported only here: the other commands start without the loader.
-    from energon_dali.build.mixture import LoadedSource, chain_sources
-    from energon_dali.build.options import DatasetOptions
-    from energon_dali.build.source import open_source
+    from energon_dali.assembly.mixture import LoadedSource, chain_sources
+    from energon_dali.assembly.options import DatasetOptions
+    from energon_dali.assembly.source import open_source
     from energon_dali.decode import SampleDecoder
     from energon_dali.metadataset.resolve import resolve
     from energon_dali.task_encoder import DefaultTaskEncoder

@@ -114,7 +114,7 @@ def open_dataset_of(
         StateError: The state has no global batches.
         DatasetError: The dataset cannot be read.
     """
-    from energon_dali.build.datasets import get_train_dataset, get_val_dataset
+    from energon_dali.assembly.datasets import get_train_dataset, get_val_dataset
     from energon_dali.diagnosis.seen_samples import refuse_streams
     from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
     from energon_dali.worker_config import WorkerConfig

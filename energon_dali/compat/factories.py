@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_dali.build.builder import SourceFactory
-from energon_dali.build.options import DatasetOptions
-from energon_dali.build.sample_recipe import check_fields
-from energon_dali.build.source import open_source
+from energon_dali.assembly.builder import SourceFactory
+from energon_dali.assembly.options import DatasetOptions
+from energon_dali.assembly.sample_recipe import check_fields
+from energon_dali.assembly.source import open_source
 from energon_dali.cache import FileStore, WebdatasetFileStore
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.preparation import WebdatasetPreparator

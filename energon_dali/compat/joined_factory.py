@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from energon_dali.build.factory_join import FactoryColumn, open_factory_join
+from energon_dali.assembly.factory_join import FactoryColumn, open_factory_join
 from energon_dali.cache import FileStore
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseWebdatasetFactory, OwnDatasetFactory

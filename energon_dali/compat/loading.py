@@ -6,7 +6,7 @@ import copy
 import logging
 from typing import Any
 
-from energon_dali.build import builder, datasets
+from energon_dali.assembly import builder, datasets
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory
 from energon_dali.compat.install import chosen_decoder, trusts_datasets

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_dali.build.mixture import LoadedSource, dataset_of, open_sources
-from energon_dali.build.options import DatasetOptions
-from energon_dali.build.pipeline import build_stages
+from energon_dali.assembly.mixture import LoadedSource, dataset_of, open_sources
+from energon_dali.assembly.options import DatasetOptions
+from energon_dali.assembly.pipeline import build_stages
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
@@ -156,7 +156,7 @@ class EncoderSession:
 
     def batch(self) -> EncodedView:
         """Returns the first batch of training, in the order of a job with one stream."""
-        from energon_dali.build.datasets import get_train_dataset
+        from energon_dali.assembly.datasets import get_train_dataset
 
         view, options = EncodedView(), self.options
         packs = overridden(self.encoder, "select_samples_to_pack")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_dali.build.mixture import blended_plan, open_sources
-from energon_dali.build.options import DatasetOptions
+from energon_dali.assembly.mixture import blended_plan, open_sources
+from energon_dali.assembly.options import DatasetOptions
 from energon_dali.errors import ConfigError
 from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan
 from energon_dali.plan.rng import Int64Array

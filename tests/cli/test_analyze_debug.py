@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from energon_dali.build.datasets import get_train_dataset
+from energon_dali.assembly.datasets import get_train_dataset
 from energon_dali.cli.main import main
 from energon_dali.datasets.wrappers.log_sample import LogSampleDataset
 from energon_dali.diagnosis.debug_logs import DebugLogs

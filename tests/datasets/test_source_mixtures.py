@@ -163,7 +163,7 @@ def concat(sources: Sequence[Source]) -> SourceDataset:
 
 
 def spread(sources: Sequence[Source]) -> list[SourcePlan]:
-    """Returns plans in which the remainders go to the streams in turn, as `build.mixture` does."""
+    """Returns plans in which the remainders go to the streams in turn, as `assembly.mixture` does."""
     offsets = itertools.accumulate((source.num_samples for source in sources), initial=0)
     return [source.plan.rotated(offset) for source, offset in zip(sources, offsets, strict=False)]
 

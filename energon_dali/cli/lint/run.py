@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_dali.build.datasets import get_val_datasets
+from energon_dali.assembly.datasets import get_val_datasets
 from energon_dali.cli.lint.checks import Flaw, check_index, check_samples
 from energon_dali.cli.single_file import is_jsonl, is_metadataset
 from energon_dali.datasets.row_sources import Source

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from energon_dali.build.datasets import AnyPath, get_train_dataset, get_val_dataset
+from energon_dali.assembly.datasets import AnyPath, get_train_dataset, get_val_dataset
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.stream import State
 from energon_dali.datasets.wrappers.limit import LimitDataset

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.build.builder import Builder, builds_itself
-from energon_dali.build.mixture import blend_sources, chain_sources, open_plain_sources, open_sources
-from energon_dali.build.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions
-from energon_dali.build.pipeline import build_stages
+from energon_dali.assembly.builder import Builder, builds_itself
+from energon_dali.assembly.mixture import blend_sources, chain_sources, open_plain_sources, open_sources
+from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions
+from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.global_batch import OnMissing

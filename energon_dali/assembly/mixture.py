@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_dali.build.cook_stage import CookStage, cook, cook_stage
-from energon_dali.build.identities import Identities
-from energon_dali.build.options import DatasetOptions, check_path, overridden_build_hooks
-from energon_dali.build.pipeline import block_size
-from energon_dali.build.source import located, open_source, read_ahead
+from energon_dali.assembly.cook_stage import CookStage, cook, cook_stage
+from energon_dali.assembly.identities import Identities
+from energon_dali.assembly.options import DatasetOptions, check_path, overridden_build_hooks
+from energon_dali.assembly.pipeline import block_size
+from energon_dali.assembly.source import located, open_source, read_ahead
 from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset

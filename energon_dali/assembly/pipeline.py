@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from energon_dali.build.options import AnyEncoder, DatasetOptions
+from energon_dali.assembly.options import AnyEncoder, DatasetOptions
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchCountDataset, BatchDataset
 from energon_dali.datasets.grouping.global_batch import GlobalBatchDataset

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.build.cook_stage import CookStage, cook, cook_stage, primary_store
-from energon_dali.build.options import AnyEncoder, DatasetOptions, overridden_build_hooks
-from energon_dali.build.pipeline import batch_stages, encode_stages
+from energon_dali.assembly.cook_stage import CookStage, cook, cook_stage, primary_store
+from energon_dali.assembly.options import AnyEncoder, DatasetOptions, overridden_build_hooks
+from energon_dali.assembly.pipeline import batch_stages, encode_stages
 from energon_dali.cache import FileStore, open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.blend import BlendDataset

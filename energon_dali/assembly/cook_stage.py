@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_dali.build.options import DatasetOptions
+from energon_dali.assembly.options import DatasetOptions
 from energon_dali.cache import FileStore, JsonlFileStore, WebdatasetFileStore
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
