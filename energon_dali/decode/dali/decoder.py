@@ -182,15 +182,6 @@ class DaliDecoder(MediaDecoder):
         """
         return resolve_device(self.image_decode_device)
 
-    @property
-    def video_device(self) -> Device:
-        """The device that decodes clips, or that they are moved to, in this process. May initialise CUDA.
-
-        Raises:
-            DeviceError: There is none.
-        """
-        return resolve_device(self.video_decode_device, "video")
-
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
     ) -> MediaHandle:
