@@ -56,6 +56,18 @@ def write(path: Path, value: Any) -> None:
     new.replace(path)
 
 
+def wait_for_a_loss() -> None:
+    """Computes until a collective operation fails, because another rank has died.
+
+    Raises:
+        RuntimeError: As said, or nothing happens for minutes.
+    """
+    for _ in range(3_000):
+        dist.all_reduce(torch.zeros(1))
+        time.sleep(0.1)
+    raise RuntimeError("no rank died")
+
+
 def under_torchrun(folder: Path, out: Path) -> None:
     """Takes the steps that have as many ranks as there are now; torchrun starts it again with others."""
     dist.init_process_group("gloo")
@@ -71,8 +83,7 @@ def under_torchrun(folder: Path, out: Path) -> None:
         note(out, batch, start, rank)
         if RANKS[batch.step] != world_size:  # torchrun ends this process when ranks are lost, or come back
             write(out / f"waiting-{batch.step}-{rank}", start)
-            while True:
-                dist.all_reduce(torch.zeros(1))
+            wait_for_a_loss()
         if batch.is_last_of_step:
             dist.all_reduce(torch.zeros(1))  # as an optimizer step does
             if rank == 0:
@@ -111,7 +122,8 @@ def be_replica(folder: Path, out: Path, rank: int, group: int) -> None:
         if batch.step == DIE_WITHIN and group == 0:
             if rank >= GROUPS[1]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            _wait_for_a_loss()
+            with contextlib.suppress(RuntimeError):
+                wait_for_a_loss()
             group += 1
             loader.close()  # its workers have copies of gloo's sockets: others would not notice that this one leaves
             join(out, group, rank)
@@ -135,13 +147,6 @@ def be_replica(folder: Path, out: Path, rank: int, group: int) -> None:
             break
     loader.close()
     dist.destroy_process_group()
-
-
-def _wait_for_a_loss() -> None:
-    """Returns when a collective operation fails, because another replica has died."""
-    with contextlib.suppress(RuntimeError):
-        while True:
-            dist.all_reduce(torch.zeros(1))
 
 
 def with_replicas(folder: Path, out: Path) -> None:

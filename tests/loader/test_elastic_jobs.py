@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -69,9 +70,10 @@ def wait_until(is_so: Callable[[], Any], out: Path, seconds: float = 250) -> Non
 def agents(warm_python: str, folder: Path, tmp_path: Path) -> Any:
     """Starts agents of torchrun for two processes each, which find each other by a store of the first one."""
     port = free_port()
-    command = [warm_python, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3"]
+    # An agent looks through all imported modules whenever it records an event: minutes in `warm_python`.
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic"]
-    command += ["--rdzv-conf=last_call_timeout=30,keep_alive_interval=2,keep_alive_max_attempt=8"]
+    command += ["--rdzv-conf=last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=5"]
     command += ["--monitor-interval=0.1", "-m", "tests.loader.elastic_job", "torchrun", str(folder), str(tmp_path)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python}
     variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # its keys are those of the last round

@@ -307,13 +307,14 @@ class TransformerDataModule(LightningDataModule):
 
     def _epoch_length(self, dataset: SavableDataset[Any]) -> int | None:
         """Returns the batches of an epoch of each rank, the same for all; None where epochs never end."""
-        cfg, steps = self.cfg, dataset.global_batches
+        cfg = self.cfg
         if cfg.virtual_epoch_length is not None:
             if cfg.virtual_epoch_length < 0:
                 raise ConfigError(
                     f"virtual_epoch_length={cfg.virtual_epoch_length} cannot be: give a number of batches, 0 for "
                     "epochs that never end, or None for one pass over the data."
                 )
+            steps = dataset.global_batches
             return cfg.virtual_epoch_length * (1 if steps is None else steps.micro_batches_per_step) or None
         if cfg.packing_buffer_size is not None:
             raise ConfigError(
@@ -321,6 +322,7 @@ class TransformerDataModule(LightningDataModule):
                 "pass over the data. Set virtual_epoch_length to a number of batches per rank, or to 0 and stop by "
                 "max_steps."
             )
+        steps = dataset.global_batches
         if steps is not None:
             return max(1, steps.num_samples // steps.step_size) * steps.micro_batches_per_step
         layout = dataset.worker_config.layout

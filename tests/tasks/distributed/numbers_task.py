@@ -42,8 +42,9 @@ class SeenBatches(Callback):
             raise RuntimeError("failed on purpose")
 
 
-def overrides(folder: Path, name: str, *, epochs: int, fails_at: int) -> list[str]:
-    """Returns what a command line would say for such a run."""
+def overrides(folder: Path, name: str, *, epochs: int, fails_at: int, global_batch: int | None = None) -> list[str]:
+    """Returns what a command line would say for such a run; with global batches, for one that fits any ranks."""
+    streams = "num_streams=2" if global_batch is None else f"global_batch_size={global_batch}"
     return [
         "+task._target_=tests.tasks.distributed.numbers_task.NumbersTask",
         "+backbone={_target_:torch.nn.Linear,in_features:3,out_features:1}",
@@ -52,7 +53,7 @@ def overrides(folder: Path, name: str, *, epochs: int, fails_at: int) -> list[st
         f"+dataset.cfg.train={folder / 'data'}",
         "+dataset.cfg.batch_size=4",
         "+dataset.cfg.num_workers=0",
-        "+dataset.cfg.num_streams=2",
+        f"+dataset.cfg.{streams}",
         "+dataset.cfg.virtual_epoch_length=3",
         "+trainer.callbacks.seen._target_=tests.tasks.distributed.numbers_task.SeenBatches",
         f"+trainer.callbacks.seen.folder={folder / name}",

@@ -24,6 +24,17 @@ def train(folder: Path) -> None:
     assert result.metrics["step"] == 9
 
 
+def train_with_global_batches(folder: Path) -> None:
+    """Trains two epochs of three steps on two workers, and two more on one, which accumulates over two batches."""
+    for workers, epochs in ((2, 2), (1, 4)):
+        arguments = overrides(folder, f"global-{workers}", epochs=epochs, fails_at=0, global_batch=8)
+        arguments += [f"trainer.accumulate_grad_batches={2 // workers}"]
+        command = ["--workers", str(workers), "--storage", str(folder / "storage"), "--name", "global"]
+        result = main([*command, *arguments])
+        assert result.metrics is not None
+        assert result.metrics["step"] == 3 * epochs
+
+
 def prepare(folder: Path) -> None:
     """Prepares the same shards here and on the cluster, where one task ends its process and one always does."""
     here, there, times = folder / "here", folder / "there", folder / "times"
@@ -44,4 +55,5 @@ def prepare(folder: Path) -> None:
 
 if __name__ == "__main__":
     train(Path(sys.argv[1]))
+    train_with_global_batches(Path(sys.argv[1]))
     prepare(Path(sys.argv[1]) / "prepare")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ def test_the_example_trains_and_continues_after_a_worker_failed(tmp_path: Path) 
     expected = [list(batch.__key__) for batch in islice(whole, 18)]
     whole.close()
     assert [keys for pair in zip(*ranks, strict=True) for _, keys, _ in pair] == expected
+    check_global_batches(tmp_path)
+
+
+def check_global_batches(folder: Path) -> None:
+    """Checks that steps of two workers, and of one that continued, are those of one loader."""
+    steps: dict[int, list[str]] = defaultdict(list)
+    for file in (*(folder / "global-2").iterdir(), *(folder / "global-1").iterdir()):
+        previous = 0 if file.parent.name == "global-2" else 6
+        for number, (_, keys, _) in enumerate(lines_of(file)):
+            steps[previous + number // (1 if previous == 0 else 2)] += keys
+    config = data_config(folder / "data", batch_size=8, global_batch_size=8, num_streams=None, virtual_epoch_length=0)
+    whole = NumbersDataModule(config).train_dataloader()
+    expected = {number: sorted(batch.__key__) for number, batch in enumerate(islice(whole, 12))}
+    whole.close()
+    assert {number: sorted(keys) for number, keys in steps.items()} == expected
 
 
 def lines_of(path: Path) -> list[Any]:
