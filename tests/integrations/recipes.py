@@ -356,7 +356,9 @@ def refusals(run: Run) -> None:
         note("dispatched iterator", lambda: next(prepared(iter(run.loader()))))
         note("sharded", lambda: next(prepared(run.loader(), dispatch_batches=False)))
         note("split", lambda: next(prepared(run.loader(), dispatch_batches=False, split_batches=True)))
-        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # torch waits as long for each worker, then ends it
+        # After an error of any dataset torch waits as long for each worker, then ends it. The error refers to the
+        # iterator, so the collector finalizes its queues first, and what should end the workers is never sent.
+        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
         workers = DataLoader(LoaderIterableDataset(run.loader()), batch_size=None, num_workers=2)
         note("worker processes", lambda: next(iter(workers)))
     accelerator.register_for_checkpointing(run.loader())

@@ -76,7 +76,7 @@ def agents(warm_python: str, folder: Path, tmp_path: Path) -> Any:
     command += ["--rdzv-conf=last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=5"]
     command += ["--monitor-interval=0.1", "-m", "tests.loader.elastic_job", "torchrun", str(folder), str(tmp_path)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python}
-    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # its keys are those of the last round
+    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or one that comes back waits for MASTER_ADDR (2.13)
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
