@@ -235,3 +235,33 @@ def test_seen_equals_what_a_recorder_counted(folder: Path, seed: int) -> None:
             ]
     finally:
         job.close()
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_what_came_before_a_start_at_consumed_samples_counts_as_planned(folder: Path, step: int | None) -> None:
+    """Two numbers say which units came before; nobody noted which of them failed."""
+
+    def loader_of() -> Any:
+        dataset = ed.get_train_dataset(
+            folder / "blend.yaml",
+            worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=4,
+            global_batch_size=8,
+            shuffle_buffer_size=20,
+            max_samples_per_sequence=10,
+            task_encoder=Encoder(frozenset()),
+        )
+        return ed.get_savable_loader(dataset)
+
+    with loader_of() as loader:
+        loader.start_at(24, step=step)
+        list(zip(range(4), loader, strict=False))
+        state = loader.save_state_rank()
+    with loader_of() as loader:
+        list(zip(range(10), loader, strict=False))
+        whole = loader.save_state_rank()
+        found, expected = (list(find_seen(loader.dataset, [one])) for one in (state, whole))
+        incomplete = find_seen(loader.dataset, [state]).incomplete
+    assert found == expected
+    assert len(incomplete) == 1
+    assert "units 0 to 23" in incomplete[0]
