@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import energon_dali
+from tests.loader.dataset_folder import prepare, write_shards
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "energon_dali"
@@ -41,6 +44,9 @@ ORDER = (
     "compat",
 )
 """A room (a folder or a top-level module) imports only from those before it and from modules that are not listed."""
+
+ENTRANCES = ("pack", "integrations", "tasks", "diagnosis", "view", "cli", "compat")
+"""Rooms that the others do without."""
 
 
 def modules() -> list[Path]:
@@ -223,6 +229,42 @@ def test_public_names_load_neither_cuda_nor_dali() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_other_rooms_do_without_the_entrances(tmp_path: Path) -> None:
+    """Every public name is there, and a loader with a worker resumes, where these folders are deleted."""
+    for path in [*modules(), *PACKAGE.rglob("py.typed")]:
+        if path.relative_to(ROOT).parts[1] not in ENTRANCES:
+            copy = tmp_path / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    dataset = write_shards(tmp_path / "data", {f"{number:03d}": {"txt": b"text"} for number in range(64)}, 2)
+    prepare(dataset, {"text": "txt"}, "TextSample")
+    (tmp_path / "program.py").write_text(
+        "import energon_dali as ed\n"
+        "class Encoder(ed.DefaultTaskEncoder):\n"
+        "    decoder = ed.SampleDecoder()\n"
+        "def loader():\n"
+        "    config = ed.WorkerConfig(rank=0, world_size=1, num_workers=1)\n"
+        "    options = dict(batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=None)\n"
+        "    dataset = ed.get_train_dataset('data', worker_config=config, task_encoder=Encoder(), **options)\n"
+        "    return ed.get_savable_loader(dataset)\n"
+        "if __name__ == '__main__':\n"
+        "    for name in ed.__all__: getattr(ed, name)\n"
+        "    with loader() as first:\n"
+        "        next(first), next(first)\n"
+        "        state, expected = first.save_state_rank(), next(first).__key__\n"
+        "    with loader() as second:\n"
+        "        second.restore_state_rank(state)\n"
+        "        assert next(second).__key__ == expected\n"
+        "    print(ed.__file__)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
 def test_wheel_contains_every_package() -> None:
