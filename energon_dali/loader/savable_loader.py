@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from typing_extensions import Unpack
@@ -16,7 +16,7 @@ from energon_dali.datasets.deviations import DEVIATIONS
 from energon_dali.datasets.planned import plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
-from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
+from energon_dali.datasets.skipped_steps import SkipBy, SkippedSteps, as_entry, skipped_by_state, steps_to_skip
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
@@ -30,7 +30,7 @@ from energon_dali.shards.documents.state_entries import MAX_COUNT
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.plan import GlobalBatchPlan
+    from energon_dali.plan import Cursor, GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -56,6 +56,43 @@ def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[st
 
 
 logger = logging.getLogger("energon_dali.loader")
+
+
+@dataclass
+class _Asked:
+    """What a loader was asked for before its first batch: a state that is restored then does not undo it."""
+
+    skipped: list[SkippedSteps] = field(default_factory=list)
+    """Steps of streams that are left out."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Steps of global batches that are left out, as (first, step after the last)."""
+    weights: list[tuple[WeightChange, Over, WeightChange]] = field(default_factory=list)
+    """Weights that were set, what their points count, and what a state says of them."""
+
+    def again(self, cursor: Cursor, batches: GlobalBatchPlan) -> Cursor:
+        """Returns a cursor of global batches with all of this.
+
+        Args:
+            cursor: That of the state.
+            batches: The plan that continues there.
+
+        Raises:
+            ConfigError: A step with other weights has begun, and the job of the state did not set them.
+        """
+        for first, stop in self.steps:
+            cursor = cursor.without_steps(first, stop)
+        is_made = [made in cursor.weights for _, _, made in self.weights]
+        # Calls come in an order: with one of them, those before it have been made as well.
+        to_make = self.weights[len(is_made) - is_made[::-1].index(True) if True in is_made else 0 :]
+        for change, over, _ in to_make:
+            try:
+                cursor = batches.with_weights(cursor, change, over)
+            except ConfigError as error:
+                raise ConfigError(
+                    "set_weights was called before the state was restored, and the job of the state has other weights: "
+                    f"{error} Call it after the restore."
+                ) from error
+        return cursor
 
 
 class SavableDataLoader(BasicDataLoader[T]):
@@ -94,6 +131,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._identity = LoaderIdentity(self._tree)
         config = self.worker_config
         self._log = None if self._tree.global_batches is None else DeliveryLog(config.rank, config.world_size)
+        self._asked = _Asked()
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_worker_process()
@@ -143,6 +181,8 @@ class SavableDataLoader(BasicDataLoader[T]):
     def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Continues at a state. Call it before the first batch is taken.
 
+        What `skip_steps` and `set_weights` asked for before holds after it as well.
+
         Args:
             state: What save_state_rank of the same rank, or save_state_global of any layout, returned. None changes
                 nothing, as in Energon.
@@ -153,6 +193,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         Raises:
             StateError: Iteration has begun, or the state is of another dataset, or of other hooks that are not allowed.
             LayoutError: The state does not fit this layout of ranks and workers.
+            ConfigError: `set_weights` was called before for a step that the job of the state has begun, and that job
+                had not set the same weights.
         """
         if state is None:
             return
@@ -162,15 +204,16 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "Make a new loader and restore into that."
             )
         position = self._identity.position(state, allow_changed_hooks=allow_changed_hooks)
-        if self._snapshot is not None:
-            position.update(as_entry([*skipped_by_state(self._snapshot), *skipped_by_state(position)]))
-        self._snapshot = position
         batches = self._tree.global_batches
-        if batches is not None:
+        if batches is None:
+            self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._asked.skipped])}
+        else:
             cursor, config, old_size = cursor_of(position), self.worker_config, state["global_batch"][0]
+            asked = self._asked.again(cursor, batches)
             self._log = DeliveryLog.restored(state, config.rank, config.world_size, self._reached(position))
             if old_size != batches.step_size:
                 self._log.change_size(cursor.step, cursor.unit, old_size)
+            self._continue_at(position, asked)
         if self._reporter.earlier or "failures" in state:
             self._reporter.take_over(state)
 
@@ -221,11 +264,9 @@ class SavableDataLoader(BasicDataLoader[T]):
             with self._turn:
                 position = self._delivered()
                 self._stop()
-                cursor = cursor_of(position).without_steps(first, stop)
-                if self._log is not None and first <= cursor.step < stop:
-                    self._log.forget_from(cursor.unit)  # the step that was begun is left out
-                self._snapshot = {**position, "cursor": cursor_entry(cursor)}
-                self._must_compare = self._options.check_plan
+                self._continue_at(position, cursor_of(position).without_steps(first, stop))
+                if not self._begun:
+                    self._asked.steps.append((first, stop))
             logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
             return
         unknown = plan_obstacles(self.dataset) if by == "auto" else []
@@ -240,6 +281,16 @@ class SavableDataLoader(BasicDataLoader[T]):
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
             self._stop()  # what was prefetched may belong to the range
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
+            if not self._begun:
+                self._asked.skipped.append(new)
+
+    def _continue_at(self, position: State, cursor: Cursor) -> None:
+        """Continues global batches at another cursor than that of a position; nothing may run meanwhile."""
+        before = cursor_of(position)
+        if self._log is not None and before.micro_batch and not cursor.micro_batch:
+            self._log.forget_from(cursor.unit)  # the step that was begun is left out
+        self._snapshot = {**position, "cursor": cursor_entry(cursor)}
+        self._must_compare = self._options.check_plan
 
     # --- the steps of a job with global batches ---------------------------------------------------------------------
 
@@ -355,9 +406,8 @@ class SavableDataLoader(BasicDataLoader[T]):
                     self._log.change_size(cursor.step, cursor.unit, old_size)
             cursor = resized.rebased(cursor, batches.step_size)
             given = steps * resized.micro_batches_per_step
-            self._snapshot = {**position, "given": given, "cursor": cursor_entry(cursor)}
+            self._continue_at({**position, "given": given}, cursor)
             self._continue_with(config)
-            self._must_compare = self._options.check_plan
 
     def set_weights(
         self,
@@ -370,9 +420,10 @@ class SavableDataLoader(BasicDataLoader[T]):
     ) -> None:
         """Lets the datasets of a blend have other weights from a step on, whatever a schedule says of later ones.
 
-        Call it on every rank with the same arguments, before the first batch or between two batches. The change is part
-        of the state, so that a restored job makes it too. Several calls, in the order of their steps, are phases of the
-        job (docs/global-batches.md#weights-over-time).
+        Call it on every rank with the same arguments, before the first batch or between two batches; before or after
+        `restore_state_rank`. The change is part of the state, so that a restored job makes it too; a script that sets
+        the same weights and then restores changes nothing. Several calls, in the order of their steps, are phases of
+        the job (docs/global-batches.md#weights-over-time).
 
         Args:
             weights: One finite number of at least 0 per dataset, in the order of the metadataset, or by the names that
@@ -412,8 +463,9 @@ class SavableDataLoader(BasicDataLoader[T]):
             position = self._delivered()
             cursor = batches.with_weights(cursor_of(position), change, over)
             self._stop()  # what was prefetched may have other weights
-            self._snapshot = {**position, "cursor": cursor_entry(cursor)}
-            self._must_compare = self._options.check_plan
+            self._continue_at(position, cursor)
+            if not self._begun:
+                self._asked.weights.append((change, over, cursor.weights[-1]))
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 

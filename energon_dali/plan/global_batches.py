@@ -50,7 +50,7 @@ class Cursor:
     """From where on steps have the size that they have now, for weights that change over time."""
 
     def without_steps(self, first: int, stop: int) -> Cursor:
-        """Returns the cursor that leaves out a range of steps as well.
+        """Returns the cursor that leaves out a range of steps as well; not if the range is over.
 
         Args:
             first: First step to leave out.
@@ -58,6 +58,8 @@ class Cursor:
         """
         merged: list[tuple[int, int]] = []
         for begin, end in sorted((*self.skipped, (first, stop))):
+            if end <= self.step:
+                continue
             if merged and begin <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:

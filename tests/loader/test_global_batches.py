@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -458,6 +458,98 @@ def test_steps_are_left_out_without_moving_others(folder: Path, reference: Steps
     after, saved = Job(folder / "blend.yaml", 3, 24, 4).run(10, states[:1])  # the begun step begins again
     assert after == {n: reference[n] for n in (1, 4, 5, 7, 8)}
     assert saved[0]["cursor"] == {"unit": 9 * 24, "step": 9, "micro_batch": 0, "skipped": [], **UNCHANGED}
+
+
+RESTORING: dict[str, Callable[[Any, Any], object]] = {
+    "restore_state_rank": lambda loader, state: loader.restore_state_rank(state),
+    "restore_state_global": lambda loader, state: loader.restore_state_global(state),
+    "restore_state_global of a list": lambda loader, state: loader.restore_state_global([state]),
+    "restore_state": lambda loader, state: loader.restore_state(state),
+    "load_state_dict": lambda loader, state: loader.load_state_dict(state),
+    "the iterator": lambda loader, state: iter(loader).restore_state_rank(state),
+    "the iterator's load_state_dict": lambda loader, state: iter(loader).load_state_dict(state),
+}
+
+
+@pytest.mark.filterwarnings("ignore:restore_state is deprecated")
+@pytest.mark.parametrize("way", RESTORING)
+def test_what_is_asked_before_a_restore_holds_after_it(folder: Path, reference: Steps, way: str) -> None:
+    _, (state,) = Job(folder / "blend.yaml", 1, 24, 12).run(5)
+    with Job(folder / "blend.yaml", 1, 24, 12).loader(0) as loader:
+        loader.skip_steps(0, 1)
+        loader.skip_steps(3, 5)
+        loader.set_weights([0.0, 1.0], from_step=6)
+        for _ in range(2):  # twice changes nothing
+            RESTORING[way](loader, state)
+        cursor = loader.save_state_rank()["cursor"]
+        assert cursor["skipped"] == [[3, 5]]
+        assert cursor["weights"] == [[6, [0.0, 1.0]]]
+        found = steps_of(loader, 7)
+    assert found.keys() == {2, 5, 6, 7}
+    assert found[5] == reference[5]
+    assert share_of_a({6: found[6], 7: found[7]}) == {6: 0, 7: 0}
+
+
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_does_not_matter_whether_a_state_is_restored_before_or_after_what_is_asked(
+    folder: Path, workers: int
+) -> None:
+    _, states = Job(folder / "blend.yaml", 2, 24, 4, encoder=Encoder(skipped=frozenset({"a001", "a007"}))).run(4)
+
+    def ask(loader: Any) -> None:
+        loader.set_weights([0.1, 0.9], from_step=4)
+        loader.skip_steps(1, 3)  # the step that was begun is left out as well
+        loader.set_weights([0.9, 0.1], from_step=5, until_step=7)
+
+    found = []
+    for order in ("restore first", "ask first"):
+        with Job(folder / "blend.yaml", 2, 24, 4, workers).loader(1) as loader:
+            if order == "ask first":
+                ask(loader)
+            loader.restore_state_rank(states[1])
+            if order == "restore first":
+                ask(loader)
+            saved = json.loads(json.dumps(loader.save_state_rank()))
+            found.append((saved, steps_of(loader, 6), loader.save_state_rank()))
+    assert found[0] == found[1]
+    assert found[0][1].keys() == {3, 4}
+
+
+def test_weights_that_a_restored_job_has_set_already_may_be_set_again(folder: Path) -> None:
+    """A script that sets its phases and then restores, if there is a state, does the same every time it starts."""
+    job = Job(folder / "blend.yaml", 1, 24, 12)
+
+    def begin(state: Any = None) -> Any:
+        loader = job.loader(0)
+        loader.set_weights([1.0, 0.0], from_step=0)
+        loader.set_weights([0.0, 1.0], from_step=2)
+        loader.set_weights([0.5, 0.5], from_step=4, until_step=6)
+        loader.restore_state_rank(state)
+        return loader
+
+    with begin() as loader:
+        whole = steps_of(loader, 18)
+    for delivered in range(18):
+        with begin() as loader:
+            list(take(loader, delivered))
+            state = loader.save_state_rank()
+        with begin(state) as loader:
+            assert loader.save_state_rank() == state
+            found = steps_of(loader, 18 - delivered)
+        rest = {number: texts for number, texts in whole.items() if number > delivered // 2}
+        assert {number: texts for number, texts in found.items() if number > delivered // 2} == rest
+
+
+def test_weights_for_steps_that_a_restored_job_has_begun_are_refused(folder: Path, reference: Steps) -> None:
+    _, (state,) = Job(folder / "blend.yaml", 1, 24, 12).run(5)
+    with Job(folder / "blend.yaml", 1, 24, 12).loader(0) as loader:
+        loader.set_weights([0.0, 1.0], from_step=2)
+        with pytest.raises(
+            ConfigError, match=r"set_weights was called before.*from_step=2 has begun: give 3 or a later"
+        ):
+            loader.restore_state_rank(state)
+        assert loader.save_state_rank()["cursor"]["step"] == 0  # nothing was restored
 
 
 def test_lengths_count_steps_of_the_job(folder: Path) -> None:

@@ -239,3 +239,14 @@ def test_mistakes_are_named(data: Path, caplog: pytest.LogCaptureFixture) -> Non
     for damage in ([[3, 1, "plan"]], [["a", 2, "plan"]], [[1, 2, "x"]], 7):
         with pytest.raises(StateError, match="skipped is"):
             loader(data / "a").restore_state_rank({**state, "skipped": damage})
+
+
+def test_only_the_state_that_is_restored_last_counts(data: Path) -> None:
+    expected = keys(loader(data / "a"), 12)
+    first = loader(data / "a")
+    first.skip_steps(2, 4)
+    one = loader(data / "a")
+    one.skip_steps(6, 8)
+    one.restore_state_rank(saved(first))
+    one.restore_state_rank(saved(loader(data / "a")))
+    assert keys(one, 8) == [*expected[:6], *expected[8:10]]
