@@ -25,7 +25,7 @@ from energon_dali.pack.record import (
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 
 _MAGIC_BYTES = 6
 

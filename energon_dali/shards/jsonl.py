@@ -18,7 +18,7 @@ from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_json
 from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.store import current_scope
 
 PART = "json"

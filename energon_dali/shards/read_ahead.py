@@ -25,7 +25,7 @@ from energon_dali.errors import DatasetError, EnergonDaliError, StoreUnavailable
 from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.forks import drop_in_child
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import current_scope
 

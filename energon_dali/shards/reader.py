@@ -23,7 +23,7 @@ from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.parallel_calls import call_together
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
 
 MAX_OPEN_SHARDS = 12_288

@@ -22,7 +22,7 @@ from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.read_ahead import PlannedReads
 from energon_dali.shards.storage import store
 from energon_dali.shards.storage.local import LocalReader
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.datasets.oracle import check_resume, config

@@ -12,7 +12,7 @@ import pytest
 from energon_dali.errors import StorageError, StoreUnavailableError
 from energon_dali.shards import StoragePath
 from energon_dali.shards.storage import buckets, http, retry, store
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.store import ReadScope, RetryPolicy, read_scope
 from tests.shards.raw_server import SIZE, Answer, RawServer, answer_well, content, content_range, head, serving
 

@@ -9,7 +9,7 @@ from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.object_record import ObjectVersion
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.forks import drop_in_child
-from energon_dali.shards.storage.path import RangeReader, VersionedReader
+from energon_dali.shards.storage.protocols import RangeReader, VersionedReader
 from energon_dali.shards.storage.store import VersionChangedError, current_scope
 
 if TYPE_CHECKING:

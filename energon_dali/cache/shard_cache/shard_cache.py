@@ -24,7 +24,7 @@ from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
 from energon_dali.shards.storage import StoragePath
 
 if TYPE_CHECKING:
-    from energon_dali.shards.storage.path import RangeReader
+    from energon_dali.shards.storage.protocols import RangeReader
 
 VARIABLE = "ENERGON_DALI_SHARD_CACHE"
 """Environment variable: PATH:MAX_BYTES."""

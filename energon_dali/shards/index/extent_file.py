@@ -38,7 +38,7 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.parallel_calls import call_together
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.retry import with_retries
 
 MAGIC = b"EDEXT001"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards.documents.content import map_content
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 
 INDEX_SUFFIX = ".idx"
 SCAN_BYTES = 8 << 20

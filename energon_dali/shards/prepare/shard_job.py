@@ -16,7 +16,7 @@ from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
 from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.index.tar_scan import PartMember, TarEnd, group_members, scan_tar
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.protocols import RangeReader
 
 CheckPart = Callable[[str, Callable[[], bytes]], PartFacts | None]
 """Takes (part name, function that returns the content); returns what its header says, None for parts that it does not

@@ -8,7 +8,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from energon_dali.shards.storage.path import RangeReader, StoragePath
+    from energon_dali.shards.storage.path import StoragePath
+    from energon_dali.shards.storage.protocols import RangeReader
 
 
 class OpenFiles:

@@ -1,86 +1,21 @@
-"""Paths of files and folders, local or by URL, and what a kind of storage must be able to do."""
+"""Paths of files and folders, local or by URL."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalBackend
-
-SCHEMES = ("file", "s3", "gs", "az", "ais", "msc", "http", "https")
+from energon_dali.shards.storage.protocols import PROTOCOLS, Backend, RangeReader
 
 COPY_BYTES = 8 << 20
 """Bytes per request while a whole file is copied."""
 WINDOW_BYTES = 8 << 20
 """Bytes per request of a `WindowReader`."""
-
-
-class RangeReader(Protocol):
-    """An open file that is read at offsets, from any thread."""
-
-    size: int
-    """Size of the file in bytes when it was opened; of a remote file, the size that `open` was given, if any."""
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Returns `size` bytes from `offset` on; fewer only at the end of the file.
-
-        Raises:
-            FileNotFoundError: The file is no longer there.
-            StorageError: It could not be read, retries included.
-        """
-
-    def read_view(self, offset: int, size: int) -> bytes | memoryview:
-        """Returns what `read_at` does, or a view of memory that does not change while a view of it is left."""
-
-    def close(self) -> None:
-        """Closes the file."""
-
-
-@runtime_checkable
-class VersionedReader(RangeReader, Protocol):
-    """A reader that knows which version of a file each of its responses belongs to."""
-
-    expected_tag: str
-    """Raise VersionChangedError for a response of a version other than this ETag; "" accepts any."""
-
-
-class Backend(Protocol):
-    """A kind of storage; every method takes a complete path or URL.
-
-    Methods that read raise FileNotFoundError if there is no such file. Other failures are StorageErrors.
-    """
-
-    def open(self, url: str, size: int | None = None) -> RangeReader:
-        """Opens the file for reading; for a remote file of known size, no request is sent before the first read."""
-
-    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
-        """Returns the content of a file; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes."""
-
-    def write_bytes(self, url: str, content: bytes) -> None:
-        """Writes a file; readers see the old content or the new, never a part."""
-
-    def write_file(self, url: str, local: str) -> None:
-        """Moves or uploads a local file to `url`; readers see the old content or the new, never a part."""
-
-    def size(self, url: str) -> int:
-        """Returns the size of a file in bytes."""
-
-    def identity(self, url: str) -> tuple[int, str]:
-        """Returns the size of a file in bytes, and what its storage calls this version of it."""
-
-    def is_dir(self, url: str) -> bool:
-        """Returns whether there is such a folder, or any object with that prefix."""
-
-    def list_files(self, url: str) -> list[str]:
-        """Returns the paths of all files below a folder, relative to it, sorted."""
-
-    def remove(self, url: str) -> None:
-        """Removes a file if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +37,9 @@ class StoragePath:
         """Parses a path or URL; `~` and relative paths are resolved here.
 
         Args:
-            path: A local path, or a URL: file://, s3://, gs://, az://, ais://, msc://, http:// or https://; or
-                dss://NAME@VERSION/..., a dataset in the folder that `NVDATASET_CACHE_DIR` names.
+            path: A local path, or a URL: file://, s3://, gs://, az://, ais://, msc://, http:// or https://, or one of a
+                protocol that `register_protocol` has added; or dss://NAME@VERSION/..., a dataset in the folder that
+                `NVDATASET_CACHE_DIR` names.
 
         Raises:
             StorageError: The path is empty, the scheme of the URL is unknown, or a dss:// path cannot be resolved.
@@ -123,10 +59,10 @@ class StoragePath:
             return cls(os.path.abspath(unquote(urlsplit(text).path)))
         if scheme == "dss":
             return cls.of(dss_location(text))
-        if scheme not in SCHEMES:
+        if scheme not in PROTOCOLS:
             raise StorageError(
                 f"{text} has the scheme {scheme!r}, which is not known. Use a local path or one of "
-                f"{', '.join(f'{known}://' for known in SCHEMES)}."
+                f"{', '.join(f'{known}://' for known in ('file', *PROTOCOLS))}, or add it with register_protocol."
             )
         try:
             urlsplit(text)
@@ -292,20 +228,20 @@ class StoragePath:
         self._backend().remove(self.url)
 
     def _backend(self) -> Backend:
+        """Returns the storage of the path.
+
+        Raises:
+            StorageError: The protocol of the URL is not registered in this process.
+        """
         if self.is_local:
             return LocalBackend()
-        # Imported when needed, so that a local dataset does not pay for importing a client library.
-        if self.url.startswith(("http://", "https://")):
-            from energon_dali.shards.storage.http import HttpBackend
-
-            return HttpBackend()
-        from energon_dali.shards.storage.msc import MscBackend, is_mapped
-
-        if self.url.startswith(("s3://", "gs://", "az://")) and not is_mapped(self.url):
-            from energon_dali.shards.storage.objects import ObjectBackend
-
-            return ObjectBackend()
-        return MscBackend()
+        backend_of = PROTOCOLS.get(self.url.partition("://")[0])
+        if backend_of is None:  # the path came from another process, or the protocol was removed
+            raise StorageError(
+                f"The protocol of {self.url} is not registered in this process. Call register_protocol in a module "
+                "that every process imports, such as that of the task encoder."
+            )
+        return backend_of(self.url)
 
 
 def dss_location(url: str) -> str:
