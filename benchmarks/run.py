@@ -150,7 +150,7 @@ def choose(options: argparse.Namespace) -> list[Workload]:
 def against(workload: Workload, checkout: Path) -> Workload:
     """Returns a workload in which each of our candidates also runs from another checkout.
 
-    The ratio of the two is told, and not held to a bound. Other libraries take part once.
+    The ratio of the two is reported, and not held to a bound. Other libraries take part once.
     """
     candidates: list[Candidate] = []
     bars = list(workload.bars)

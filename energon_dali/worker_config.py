@@ -227,7 +227,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         """Checks that `default_worker_config` was not called before the processes of the job knew each other.
 
         Raises:
-            ConfigError: torch.distributed knows another rank or world size by now.
+            ConfigError: torch.distributed has another rank or world size by now.
         """
         dist: Any = sys.modules.get("torch.distributed")
         if not self._derived or dist is None or not (dist.is_available() and dist.is_initialized()):

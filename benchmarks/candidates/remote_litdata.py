@@ -40,7 +40,7 @@ def open_rows(task: Task) -> Iterator[list[Row]]:
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
-    # Its workers read with obstore, which refuses http:// unless it is told, and LitData has no option to tell it.
+    # Its workers read with obstore, which refuses http:// without allow_http. LitData has no option for it.
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     part, make = part_of(task), RowMaker(task)
 

@@ -60,7 +60,7 @@ class ServerOptions:
         """Returns the fault of a request.
 
         Args:
-            request: Everything that tells it from others: method, path and range.
+            request: What distinguishes it from others: method, path and range.
             repetition: How often it was made before.
         """
         digest = hashlib.blake2b(b"%d %d %b" % (self.seed, repetition, request), digest_size=8).digest()

@@ -128,7 +128,7 @@ class Fetcher:
                 self._change.release()
 
     def shut_down(self) -> None:
-        """Tells the threads to end. Never waits."""
+        """Asks the threads to end. Never waits."""
         self.closed = True
         if self.pid == os.getpid() and self._change.acquire(blocking=False):
             self._change.notify_all()

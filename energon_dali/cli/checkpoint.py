@@ -184,8 +184,8 @@ def _numbers(numbers: Any) -> str:
 def _outline(config: dict[str, Any], indent: str) -> Iterator[str]:
     """Yields the tree of datasets, each with its settings."""
     plain = {name: value for name, value in config.items() if name not in ("type", "inner", "source", "order", "place")}
-    told = ", ".join(f"{name}={_short(value)}" for name, value in plain.items() if value is not None)
-    yield f"{indent}{config.get('type', '?')}" + (f" ({told})" if told else "")
+    settings = ", ".join(f"{name}={_short(value)}" for name, value in plain.items() if value is not None)
+    yield f"{indent}{config.get('type', '?')}" + (f" ({settings})" if settings else "")
     inner = config.get("inner", config.get("source", []))
     children = inner if isinstance(inner, list) else [inner]
     for child in children[:_SHOWN_DATASETS]:

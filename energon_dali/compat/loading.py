@@ -19,7 +19,7 @@ from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 logger = logging.getLogger("energon_dali.compat")
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def get_train_dataset(path: Any, **options: Any) -> SavableDataset[Any]:
@@ -105,6 +105,6 @@ def swap_decoder(decoder: Decoder | None) -> Decoder | None:
 
 
 def _say(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
+    if message not in _logged:
+        _logged.add(message)
         logger.warning("The decoder is not replaced by DALI: %s", message)

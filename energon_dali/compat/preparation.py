@@ -30,7 +30,7 @@ ProgressFunction = Callable[[Iterator[Any], int], Iterable[Any]]
 
 
 class MediaFilterStrategy(str, Enum):
-    """How media are told from other parts."""
+    """How media are distinguished from other parts."""
 
     EXTENSION = "EXTENSION"
     HEADER = "HEADER"
@@ -42,7 +42,7 @@ class MediaFilterConfig:
     """Which parts are media."""
 
     strategy: MediaFilterStrategy
-    """How they are told from other parts."""
+    """How they are distinguished from other parts."""
     patterns: list[str] = field(default_factory=list)
     """Patterns of names, for GLOB."""
 

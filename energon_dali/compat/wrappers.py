@@ -94,7 +94,7 @@ class BaseWrapperDataset(SavableDataset[Any]):
 
 
 class SampleIndex(Savable):
-    """Counts the samples of a stage, and tells hooks the number of the sample that they work on.
+    """Counts the samples of a stage, and gives hooks the number of the sample that they work on.
 
     Args:
         worker_config: The job.

@@ -162,7 +162,7 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         return None
 
     def plan_obstacle(self) -> str | None:
-        """Returns what nobody can tell about the elements of this dataset before they are made, in a sentence.
+        """Returns why the elements of this dataset cannot be planned, in a sentence.
 
         None if integers alone decide which samples each element holds.
         """

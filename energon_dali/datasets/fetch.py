@@ -78,7 +78,7 @@ class Fetch:
         self._first_rows = MIXTURE_READ_AHEAD if several and is_remote else read_size
         """Rows that are planned where none is: the indices of remote sources are fetched together."""
         self._known: set[int] = set()
-        """Sources that were told in which order they are read."""
+        """Sources that have received the order in which they are read."""
         self._reads: dict[int, Reads] = {}
         """By source, what reads it ahead."""
         self._shards: dict[int, set[int]] = {}

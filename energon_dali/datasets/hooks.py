@@ -64,7 +64,7 @@ def is_device_error(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "AcceleratorError", "CudaError", "DeviceFailedError"}:
         return True
-    # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
+    # Libraries raise device errors as RuntimeError; only their text distinguishes them from a bad sample.
     return isinstance(error, RuntimeError) and any(mark in message_of(error) for mark in _DEVICE_ERRORS)
 
 
@@ -108,7 +108,7 @@ class FailurePolicy:
         Args:
             error: What was raised.
             sample: The sample, a list of samples, or a raw sample.
-            epoch: Pass over the data, if the stage knows it.
+            epoch: Pass over the data, if the stage has it.
 
         Raises:
             FatalSampleError: The next sample would fail in the same way, too many samples in a row failed, or the
@@ -263,7 +263,7 @@ NOTHING = object()
 
 
 class HookRunner:
-    """Applies a hook, which is a function or a generator function, to the inputs of one stream, and knows its position.
+    """Applies a hook, which is a function or a generator function, to the inputs of one stream, and keeps its position.
 
     The outputs get a `__restore_key__`: (name of the dataset, index of the input[, number of the output], *inner keys).
 

@@ -41,7 +41,7 @@ class RawReader(Protocol):
         """Returns (name of the shard, key of the sample); "" for what is not known."""
 
     def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
-        """Returns what the index knows of a sample; reads no shard."""
+        """Returns what the index has on a sample; reads no shard."""
 
     def planned_reads(self, window: int, lanes: int) -> Reads | None:
         """Returns an object that reads ahead in a planned order; None where reading waits for nothing.
@@ -52,10 +52,10 @@ class RawReader(Protocol):
         """
 
     def expect_order(self, window: int, slice_length: float) -> None:
-        """Tells the window of the order's shuffle, and the mean length of its slices, in samples."""
+        """Takes the window of the order's shuffle, and the mean length of its slices, in samples."""
 
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
-        """Tells how long a read of some samples, of a size in bytes, took."""
+        """Records how long a read of some samples, of a size in bytes, took."""
 
     def close(self) -> None:
         """Closes all open files."""

@@ -25,7 +25,7 @@ class Block:
     """A run of consecutive elements of one stream, with the state of the stream after each of them."""
 
     stream: int
-    """The stream they belong to, as the source of blocks knows it."""
+    """The stream they belong to, by its number in the source of blocks."""
     elements: list[Any] = field(default_factory=list)
     """Samples with media handles, or finished batches."""
     states: list[State] = field(default_factory=list)
@@ -78,7 +78,7 @@ class StreamContext:
     fresh_process: bool = False
     """Whether it is a new Python, without what the trainer's program set after its imports."""
     feedback: ShareFeedback | None = None
-    """Tells a blend below what its samples measured, where its weights hold in a unit other than samples."""
+    """Reports to a blend below what its samples measured, where its weights hold in a unit other than samples."""
 
 
 class StreamIterator(Iterator[T], ABC, Generic[T]):
@@ -104,7 +104,7 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
         """Returns the restore key of the last element, even if the element has no field for it.
 
         Args:
-            element: That element; not read if the iterator knows the key.
+            element: That element; not read if the iterator has the key.
         """
         return get_restore_key(element)
 
@@ -137,7 +137,7 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
             ConfigError: What the elements are made of is decided at run time.
         """
         raise ConfigError(
-            f"{type(self).__name__.strip('_')} decides at run time which elements it yields, so no plan can tell what "
+            f"{type(self).__name__.strip('_')} decides at run time which elements it yields, so no plan can say what "
             "they hold."
         )
 

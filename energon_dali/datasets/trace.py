@@ -43,7 +43,7 @@ class TraceEvent(NamedTuple):
     lane: str
     """The lane that shows it, such as the name of a stage."""
     thread: int
-    """What tells the threads of the process apart. Events of one lane and thread do not overlap."""
+    """Distinguishes the threads of the process. Events of one lane and thread do not overlap."""
     phase: str
     """The letter of the Trace Event Format: X is a span; B and E are its begin and its end; b and e the same for spans
     that may overlap; i is an instant; C is a counter."""

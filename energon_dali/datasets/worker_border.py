@@ -112,7 +112,7 @@ class WorkerBorder(DecodeDataset):
         decoder: Decodes blocks of handles in the rank's process. None yields the elements as they are: finished
             batches, or samples whose media a later stage decodes.
         block_size: Elements per block, at least 1.
-        number: Tells the borders of one tree apart.
+        number: Number of this border among those of the tree.
         failure_tolerance: Consecutive samples that cannot be decoded after which the run ends.
     """
 
@@ -147,7 +147,7 @@ class WorkerBorder(DecodeDataset):
         return twin
 
     def block_stream(self, stream: int) -> int:
-        """Returns the number under which a source of blocks knows a stream of this border.
+        """Returns the number that a stream of this border has in a source of blocks.
 
         Args:
             stream: Number of the stream, the same for all borders of a tree.
@@ -263,7 +263,7 @@ class _Running:
 
 
 class _DecodeIterator(StreamIterator[Any]):
-    """Its state is that of the dataset below, so that a state does not tell where media are decoded."""
+    """Its state is that of the dataset below, so that a state does not depend on where media are decoded."""
 
     def __init__(self, dataset: DecodeDataset, context: StreamContext) -> None:
         self._dataset = dataset

@@ -175,7 +175,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def decode(self, fname: str, raw: bytes) -> Any:
-        """Returns one part decoded according to its file or part name, or the raw bytes if no handler knows the name.
+        """Returns one part decoded according to its file or part name, or the raw bytes if no handler takes it.
 
         Raises:
             DecodeError: The part cannot be decoded.

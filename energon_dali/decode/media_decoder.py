@@ -225,7 +225,7 @@ class MediaDecoder(Decoder):
         return future
 
     def decode(self, fname: str, raw: bytes) -> Any:
-        """Returns one part decoded on the CPU according to its file or part name, or the bytes if no handler knows it.
+        """Returns one part decoded on the CPU according to its file or part name, or the bytes if no handler takes it.
 
         A subclass may override it to decode formats of its own. Pipelines then call it for every part, in the workers.
         With DaliDecoder such a subclass decodes everything that it passes to `super().decode` on the CPU; override
@@ -248,7 +248,7 @@ class MediaDecoder(Decoder):
             return
         if decodes_kind("image", parts):
             import_readers()
-        # Where the parts are not known, only the options tell: PyAV takes longer to import than a batch of images.
+        # Where the parts are not known, only the options decide: PyAV takes longer to import than a batch of images.
         if isinstance(self.av_decode, VideoClips) if parts is None else decodes_kind("av", parts):
             from energon_dali.decode.pyav import import_pyav
 

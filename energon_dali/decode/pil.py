@@ -66,7 +66,7 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
             if plugin not in Image.OPEN:
                 Image.init()
             if plugin in Image.OPEN:
-                # Not through Image.open: the screening knows the format, and `max_pixels` replaces PIL's limit.
+                # Not through Image.open: the screening has found the format, and `max_pixels` replaces PIL's limit.
                 return Image.OPEN[plugin][0](BytesIO(data), "")
         Image.init()
         refused = {name for name, known in PIL_NAMES.items() if known.refused}
@@ -135,7 +135,7 @@ def _plan(handle: EncodedImage) -> tuple[Geometry | None, Reduction | None]:
 
 
 def _load_reduced(handle: EncodedImage, reduction: Reduction) -> Image.Image | None:
-    """Returns the loaded part of an image; None if the file may be damaged, which only loading all of it can tell."""
+    """Returns the loaded part of an image; None if the file may be damaged, which only loading all of it shows."""
     known = FORMATS[handle.format]
     if handle.width * handle.height > handle.spec.max_pixels or known.open_reduced is None:
         return None

@@ -152,7 +152,7 @@ class DebugLogs:
             skip: Samples of each file to leave out at the beginning.
 
         Raises:
-            ConfigError: The logs do not tell it.
+            ConfigError: The logs do not hold it.
         """
         found = self._collect(self._read(), skip)
         if not len(found.steps):

@@ -116,6 +116,6 @@ def _jpeg_engine(host: Host, library: str) -> Check:
 
 
 def _short(path: str) -> str:
-    """Returns the end of a path, which tells more than its beginning."""
+    """Returns the end of a path, which says more than its beginning."""
     parts = path.split("/")
     return path if len(parts) < 6 else "/".join(["...", *parts[-4:]])

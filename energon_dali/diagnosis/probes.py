@@ -91,7 +91,7 @@ def driver_version() -> dict[str, Any]:
     """Returns the version of the driver: from NVML, else the kernel module, else nvidia-smi.
 
     Raises:
-        DeviceError: None of them knows it.
+        DeviceError: None of them reports it.
     """
     with contextlib.suppress(Exception):  # not installed, no driver, or one that does not fit
         import pynvml

@@ -48,20 +48,20 @@ _DETAILED_AT_ONCE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class PlannedSample:
-    """A sample that a step will hold, as the index knows it."""
+    """A sample that a step will hold, with what the index has on it."""
 
     dataset: str
     """Path of the dataset."""
     shard: str
     """Path of the shard within the dataset."""
     key: str
-    """Its key; "" if only the shard knows it."""
+    """Its key; "" if only the shard holds it."""
     index: int
     """Its number in the dataset."""
     epoch: int
     """Number of the pass over the data."""
     part_bytes: dict[str, int]
-    """Size of each part that is read, in bytes; empty if only the shard knows it."""
+    """Size of each part that is read, in bytes; empty if only the shard holds it."""
     media: dict[str, MediaMetadata]
     """Width, height, duration and the like by part, where `energon-dali prepare-media` stored them."""
     num_tokens: int | None = None
@@ -75,7 +75,7 @@ class PlannedSample:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """(dataset, number in it), which tells samples apart."""
+        """(dataset, number in it), which is different for every sample."""
         return self.dataset, self.index
 
 
@@ -194,7 +194,7 @@ class StepPlan:
 
 
 def _vision_tokens(source: Source, sample: PlannedSample) -> int | None:
-    """Returns the vision tokens that the decoder's front end makes of the images of a sample; None if nobody knows."""
+    """Returns the vision tokens that the decoder's front end makes of a sample's images; None if that is unknown."""
     decoder = getattr(source.load, "decoder", None)
     spec: ImageSpec | None = getattr(decoder, "spec", None)
     images = [facts for facts in sample.media.values() if isinstance(facts, ImageMetadata)]
@@ -226,12 +226,12 @@ def plan_steps(
         steps: The steps, such as range(1000, 1010), counted from 0 over virtual epochs. Its step must be 1. With global
             batches they are steps of the job, each with all micro-batches of a rank.
         ranks: The ranks to plan; None plans all of the job.
-        state: Plan from a state of the loader on, such as that of a checkpoint, which knows what hooks have dropped so
+        state: Plan from a state of the loader on, such as that of a checkpoint, which holds what hooks have dropped so
             far; of all ranks that are planned. None plans from the beginning.
         unit: "sample" plans single samples in the order in which each stream draws them, before they are packed,
             grouped or batched; a step is then one sample of a rank.
         count_tokens: Returns the number of tokens of a PlannedSample, from its sizes and its media metadata. Text is
-            tokenised when it is read, so no index knows its tokens. None counts the vision tokens of images, if the
+            tokenised when it is read, so no index has its tokens. None counts the vision tokens of images, if the
             decoder has a front end and `energon-dali prepare-media` stored their sizes (before rotation by EXIF).
         progress: Called with the number of steps that all ranks together have passed or planned since the last call,
             and the number of all.

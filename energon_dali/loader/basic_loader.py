@@ -180,7 +180,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     self._epoch, self._given = self._epoch + 1, 0
                     self._note_closed(prefetcher)
                     self._note_end(prefetcher.snapshot)
-                    self._reporter.tell(is_end=False)
+                    self._reporter.report(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
                 self._note_closed(prefetcher)
@@ -290,7 +290,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
     def close(self) -> None:
         """Ends workers and threads; may be called again. A later iteration continues after the last batch."""
         if self._stop():
-            self._reporter.tell(is_end=True)
+            self._reporter.report(is_end=True)
             flush_trace(self._metrics)
 
     def _stop(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a run tells people about the samples that failed: reasons with counts, a first example, a command to see it."""
+"""What a run reports about the samples that failed: reasons with counts, a first example, a command to see it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def merge_groups(lists: Iterable[Iterable[FailureGroup]]) -> list[FailureGroup]:
 
 
 def groups_of_state(state: Mapping[str, Any]) -> list[FailureGroup]:
-    """Returns the failures that a state tells of; entries that cannot be understood are left out."""
+    """Returns the failures that a state lists; entries that cannot be understood are left out."""
     entries = state.get("failures")
     found = map(FailureGroup.from_dict, entries) if isinstance(entries, (list, tuple)) else ()
     return [group for group in found if group is not None]
@@ -128,7 +128,7 @@ def report_lines(groups: Sequence[FailureGroup], *, rank: int | None = None, log
 
     Args:
         groups: The groups, the largest first.
-        rank: The rank that tells it; None if it is the only one.
+        rank: The rank that reports them; None if it is the only one.
         log: A file that lists all groups; "" if there is none.
     """
     total = sum(group.count for group in groups)
@@ -156,7 +156,7 @@ def group_line(group: FailureGroup) -> str:
 
 
 class FailureReporter:
-    """Tells once about failures: after an epoch those that were not printed in full, at the end of a run all of them.
+    """Logs failures once: after an epoch those that were not printed in full, at the end of a run all of them.
 
     Args:
         metrics: Counts them, for all processes of the rank.
@@ -166,7 +166,7 @@ class FailureReporter:
     def __init__(self, metrics: Metrics, config: WorkerConfig) -> None:
         self._metrics = metrics
         self._config = config
-        self._told = 0
+        self._reported = 0
         self._logged = 0
         self.earlier: list[FailureGroup] = []
         """Failures of earlier runs, from the state that was restored."""
@@ -184,8 +184,8 @@ class FailureReporter:
         own = len(state.get("given", ())) <= 1 or self._config.rank == 0
         self.earlier = groups_of_state(state) if own else []
 
-    def tell(self, *, is_end: bool) -> None:
-        """Logs the failures, if there are some that the log does not tell of yet.
+    def report(self, *, is_end: bool) -> None:
+        """Logs the failures, if there are some that the log does not list yet.
 
         Args:
             is_end: The run ends here. Otherwise failures that were all printed in full are not repeated.
@@ -196,9 +196,9 @@ class FailureReporter:
             return
         if is_end:
             self._write_to_debug_log(total)
-        if total == self._told or (max(kinds.values()) == 1 and not is_end) or os.environ.get(VARIABLE) == "0":
+        if total == self._reported or (max(kinds.values()) == 1 and not is_end) or os.environ.get(VARIABLE) == "0":
             return
-        self._told = total
+        self._reported = total
         config = self._config
         log = str(config.worker_debug_path) if config.should_log(1) and config.worker_debug_path is not None else ""
         lines = report_lines(self.groups(), rank=config.rank if config.world_size > 1 else None, log=log)
@@ -211,11 +211,11 @@ class FailureReporter:
 
 
 class ClosedWithReport:
-    """A prefetcher whose end is the end of a run: closing it tells about failures.
+    """A prefetcher whose end is the end of a run: closing it reports failures.
 
     Args:
         prefetcher: Has a method `close`.
-        reporter: Tells.
+        reporter: Reports them.
     """
 
     def __init__(self, prefetcher: Any, reporter: FailureReporter) -> None:
@@ -223,8 +223,8 @@ class ClosedWithReport:
         self._reporter = reporter
 
     def close(self) -> None:
-        """Closes the prefetcher, and tells about failures."""
+        """Closes the prefetcher, and reports failures."""
         try:
             self._prefetcher.close()
         finally:
-            self._reporter.tell(is_end=True)
+            self._reporter.report(is_end=True)

@@ -170,7 +170,7 @@ def _media_columns(
         kind = _kind_of_values(row.get(name) for row in examples)
         if kind is not None:
             found.append((name, kind))
-    if not found:  # paths without a suffix that tells
+    if not found:  # paths without the suffix of a medium
         found = [(name, _MEDIA_NAMES[name.lower()]) for name in others if name.lower() in _MEDIA_NAMES and examples][:1]
     columns: list[MediaColumn] = []
     for name, kind in found:

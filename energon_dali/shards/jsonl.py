@@ -241,7 +241,7 @@ class JsonlReader:
         return self.file.name, str(sample_index)
 
     def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
-        """Returns what the index knows of a sample: the size of its line.
+        """Returns what the index has on a sample: the size of its line.
 
         Raises:
             DatasetFormatError: The index is damaged, or has no such sample.

@@ -29,11 +29,11 @@ class RawSample:
 
 @dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """What the index knows of a sample, without reading it."""
+    """What the index has on a sample, without reading it."""
 
     shard: str
     """Path of its shard within the dataset."""
     key: str
-    """Its key; "" if only the shard itself knows it."""
+    """Its key; "" if only the shard itself holds it."""
     part_bytes: dict[str, int]
-    """Size of each wanted part, in file order; empty where only the shard itself knows them."""
+    """Size of each wanted part, in file order; empty where only the shard itself holds them."""

@@ -1,9 +1,9 @@
 """Reads samples in an order that is known ahead: requests are in flight before their samples are wanted.
 
-The order is integers, so the next rows are known as far ahead as one likes, and the index tells which bytes they need.
+The order is integers, so the next rows are known as far ahead as one likes, and the index says which bytes they need.
 A reader plans rows, requests the bytes of those that come soon, and returns the samples in order:
 
-    planned   the index told which bytes the sample needs
+    planned   it is known which bytes the sample needs
     issued    its bytes were requested: the request is queued, in flight, or done
     taken     the sample was returned
 
@@ -55,7 +55,7 @@ _NEIGHBOURS = 3
 
 
 class PlannedSource(Protocol):
-    """What reading ahead needs to know of a dataset."""
+    """What reading ahead needs of a dataset."""
 
     def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
         """Prepares for planning samples of shards, whose index is fetched together. Errors are raised by `runs`.
@@ -112,7 +112,7 @@ class PlannedReads:
 
     Args:
         source: The dataset.
-        window: Window of the order's shuffle, in samples. With the lanes, it tells how far to plan for large requests.
+        window: Window of the order's shuffle, in samples. With the lanes, it sets how far to plan for large requests.
         lanes: Number of its interleave lanes.
         is_limited: Keep to the limit of bytes; False where the caller wants all rows at once.
     """
@@ -215,25 +215,25 @@ class PlannedReads:
         Args:
             count: Number of rows, from the next one on; None issues as many as the limits allow.
         """
-        is_told = count is not None
+        caller_sets_depth = count is not None
         if count is None:
             count = self._targets()[0]
         while self._planned and len(self._issued) < count:
             row = self._planned[0]
-            if self._issued and row.pieces is None and not self._fits(row.size, is_told):
+            if self._issued and row.pieces is None and not self._fits(row.size, caller_sets_depth):
                 return
             self._issue_next()
 
-    def _fits(self, size: int, is_told: bool = False) -> bool:
+    def _fits(self, size: int, caller_sets_depth: bool = False) -> bool:
         """Returns whether more bytes may be held.
 
         Args:
             size: Number of bytes.
-            is_told: Whether the caller says how far to read, for all datasets of a mixture together.
+            caller_sets_depth: Whether the caller says how far to read, for all datasets of a mixture together.
         """
         if not self._is_limited:
             return True
-        if is_told:
+        if caller_sets_depth:
             return self._pool.bytes_held + size <= self._pool.read_ahead_bytes
         return self._held_bytes + size <= self._pool.bytes_per_user
 

@@ -308,7 +308,7 @@ class ShardReader:
         return names[shard_index], key
 
     def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
-        """Returns what the index knows of a sample; no shard is opened.
+        """Returns what the index has on a sample; no shard is opened.
 
         Raises:
             DatasetFormatError: The index is damaged.
@@ -409,7 +409,7 @@ class ShardReader:
         return PlannedReads(self, window, lanes) if requests.is_allowed and is_slow else None
 
     def expect_order(self, window: int, slice_length: float) -> None:
-        """Tells in which order samples will be read.
+        """Takes the order in which samples will be read.
 
         Args:
             window: Window of the order's shuffle, in samples.
@@ -421,7 +421,7 @@ class ShardReader:
             self._open.clear()
 
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
-        """Tells how long a read took, so that a slow disk is read ahead.
+        """Records how long a read took, so that a slow disk is read ahead.
 
         Args:
             seconds: Its duration.

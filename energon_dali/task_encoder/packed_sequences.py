@@ -24,7 +24,7 @@ class PackedSequences:
     """int64[1, T] for each packed field, such as input_ids and labels."""
     position_ids: torch.Tensor
     """int64[1, T], from 0 in each sample. With multimodal positions of R rows, int64[1 + R, 1, T]: those from 0 first,
-    from which transformers knows where a sample ends."""
+    from which transformers finds where a sample ends."""
     cu_seqlens: torch.Tensor
     """int32[m + 1]: where each sample begins, and the end. Padding is a segment of its own, the last."""
     max_seqlen: int
@@ -95,7 +95,7 @@ def pack_sequences(
         for name in fields:
             value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
             if value is None:
-                raise DatasetError(f"Sample {number} of a pack has no {name!r}, which pack_sequences was told to pack.")
+                raise DatasetError(f"Sample {number} of a pack has no {name!r}, which pack_sequences was to pack.")
             tensor = torch.as_tensor(value, dtype=torch.int64).reshape(-1)
             if length not in (None, len(tensor)):
                 raise DatasetError(f"Sample {number} of a pack has {length} {fields[0]} and {len(tensor)} {name}.")

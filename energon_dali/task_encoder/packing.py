@@ -60,8 +60,8 @@ class SequencePacker:
     Args:
         max_length: Length of a pack.
         length: Returns the length of a sample, in the same unit. May raise SkipSample. By default the tokens of its
-            text (its field tokens, input_ids or length) and of its media, which a decoder with a front end knows before
-            it decodes them (`count_tokens`).
+            text (its field tokens, input_ids or length) and of its media, which a decoder with a front end counts
+            before it decodes them (`count_tokens`).
         strategy: "best_fit" puts each sample, longest first, into the pack that it fills best; "first_fit_decreasing"
             puts it into the first pack that has room.
         max_padding: Largest share of a pack that may stay empty, 0 to 1. A pack with more padding is returned anyway if

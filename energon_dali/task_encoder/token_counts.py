@@ -43,7 +43,7 @@ def count_tokens(sample: Any) -> int:
 
     Raises:
         ConfigError: There is no such field, or its value has no length; or the front end does not know its
-            `image_token_id`, without which nobody can tell whether the text is expanded.
+            `image_token_id`, without which it is unknown whether the text is expanded.
         DatasetError: The number of placeholders in the text is that of another sample.
         DecodeError: The front end refuses an image of this size.
     """
@@ -93,7 +93,7 @@ def _length_of(value: Any, name: str, sample: Any, media: list[_Media] | None) -
 
 
 def _is_ids(value: Any) -> bool:
-    """Whether a text is one list or array of ids. The first entry tells: pieces of text and media hold no bare ids."""
+    """Whether a text is one list or array of ids. Looks at the first entry: pieces of text and media hold no ids."""
     return hasattr(value, "shape") or not isinstance(value, (list, tuple)) or not value or type(value[0]) in _PLAIN
 
 

@@ -23,7 +23,7 @@ _TEXT_SUFFIXES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ViewedPart:
-    """One part of a sample, as the index knows it."""
+    """One part of a sample, with what the index has on it."""
 
     number: int
     """Its position among the parts of the sample."""
@@ -54,7 +54,7 @@ class ViewedPart:
 
 @dataclass(frozen=True, slots=True)
 class ViewedSample:
-    """One sample, as the index knows it."""
+    """One sample, with what the index has on it."""
 
     index: int
     """Its number in the dataset, with shards in the order of the index."""
@@ -135,7 +135,7 @@ class ViewedDataset(Protocol):
         """
 
     def sample(self, index: int) -> ViewedSample:
-        """Returns what the index knows about a sample.
+        """Returns what the index has on a sample.
 
         Raises:
             DatasetError: There is no such sample, or an index is damaged.
@@ -151,7 +151,7 @@ class ViewedDataset(Protocol):
         """
 
     def find_key(self, key: str) -> int | None:
-        """Returns the number of the sample with a key; None if the index cannot tell without reading all keys.
+        """Returns the number of the sample with a key; None if only reading all keys would find it.
 
         Raises:
             DatasetError: An index is damaged.

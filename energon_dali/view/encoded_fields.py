@@ -43,7 +43,7 @@ class ShownToken:
     id: int
     """Its number in the vocabulary."""
     text: str
-    """Its text; "" if there is no tokenizer, or it cannot be told."""
+    """Its text; "" if there is no tokenizer, or it has none for this number."""
     ignored: bool = False
     """Whether the loss ignores it (-100)."""
 

@@ -1,4 +1,4 @@
-"""Finds samples by what the index knows: keys, sizes, formats; whole columns at a time."""
+"""Finds samples by what the index holds: keys, sizes, formats; whole columns at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def given_fields(wanted: SampleFilter) -> set[str]:
 
 
 def index_answers(dataset: ViewedDataset, wanted: SampleFilter) -> bool:
-    """Returns whether the index knows all that a filter asks for; otherwise a scan has to.
+    """Returns whether the index holds all that a filter asks for; otherwise a scan has to.
 
     Args:
         dataset: The dataset.

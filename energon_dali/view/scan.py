@@ -1,4 +1,4 @@
-"""The background scan of datasets: finds out what no index knows, in processes of its own."""
+"""The background scan of datasets: finds out what no index holds, in processes of its own."""
 
 from __future__ import annotations
 

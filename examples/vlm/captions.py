@@ -62,7 +62,7 @@ class CaptionEncoder(TaskEncoder[CaptioningSample, Conversation, Any, dict[str, 
 
     @stateless
     def preencode_sample(self, sample: CaptioningSample) -> Conversation:
-        """Returns the tokens of a sample. Its image is a handle, which knows from the header what it will become."""
+        """Returns the tokens of a sample. Its image is a handle, whose layout follows from the header."""
         question = self.front_end.expand_text(f"{self.front_end.image_token}What is this? ", [sample.image.layout])
         prompt = self.tokenizer.encode(question, add_special_tokens=False)
         answer = self.tokenizer.encode(sample.caption + self.tokenizer.eos_token, add_special_tokens=False)

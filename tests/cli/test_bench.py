@@ -57,7 +57,7 @@ class Early(TaskEncoder[Any, Any, Any, Any]):
 
     @stateless
     def preencode_sample(self, sample: Any) -> Any:
-        assert sample.image.width >= 64  # a handle, which knows its size
+        assert sample.image.width >= 64  # a handle, which has its size
         return sample
 
 

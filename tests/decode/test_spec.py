@@ -1,4 +1,4 @@
-"""A spec knows the meaning of its 17 names and refuses invalid combinations."""
+"""A spec has 17 names, each with its meaning, and refuses invalid combinations."""
 
 from __future__ import annotations
 

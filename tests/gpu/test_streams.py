@@ -15,7 +15,7 @@ from tests.gpu.where import Where, values_of
 
 
 def flat(level: int, size: tuple[int, int] = (64, 48)) -> bytes:
-    """Returns a JPEG of one gray level: every pixel tells which image was decoded."""
+    """Returns a JPEG of one gray level: every pixel shows which image was decoded."""
     stream = io.BytesIO()
     Image.new("RGB", size, (level, level, level)).save(stream, "JPEG", quality=95)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""A run tells once what failed, in five lines; files that it leaves tell it again."""
+"""A run reports once what failed, in five lines; the files that it leaves hold it too."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_breaking_and_iterating_again_continues(workers: int, rank_work: bool) -
 @pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
 def test_who_takes_as_many_as_there_are_finds_the_next_epoch(workers: int, rank_work: bool) -> None:
     with loader(place(workers), rank_work=rank_work) as batches:
-        for epoch in range(3):  # as Lightning does: it knows the length
+        for epoch in range(3):  # as Lightning does: it asks for the length
             assert [batch[:3] for batch in islice(batches, len(batches))] == expected(epoch)
         assert [batch[:3] for batch in batches] == expected(3)
     with loader(place(streams=1), lengths=[0]) as batches:

@@ -68,7 +68,7 @@ class TinyData(LightningDataModule):
 
 
 class TinyBackbone(nn.Module):
-    """Tells the next number from this one."""
+    """Predicts the next number from this one."""
 
     def __init__(self, num_vocab: int = 3, width: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The background scan finds what no index knows, in processes of its own, and survives whatever ends them."""
+"""The background scan finds what no index holds, in processes of its own, and survives whatever ends them."""
 
 from __future__ import annotations
 

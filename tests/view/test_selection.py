@@ -1,4 +1,4 @@
-"""Samples are found by position and by what the index knows, as a walk over all of them would find them."""
+"""Samples are found by position and by what the index holds, as a walk over all of them would find them."""
 
 from __future__ import annotations
 

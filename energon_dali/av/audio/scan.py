@@ -47,7 +47,7 @@ class _Packets:
     pts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     expected: list[int] = field(default_factory=list)
-    """Samples that each packet should contain, `_UNKNOWN` if nothing tells."""
+    """Samples that each packet should contain, `_UNKNOWN` if the file does not say."""
     given: dict[int, int] = field(default_factory=dict)
     """Samples that decoded packets contained."""
     first_time: Fraction | None = None
@@ -273,7 +273,7 @@ def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -
 
 
 def _expected_samples(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Packets) -> int:
-    """Returns the number of samples of a packet before any are skipped, `_UNKNOWN` if nothing tells."""
+    """Returns the number of samples of a packet before any are skipped, `_UNKNOWN` if the file does not say."""
     if facts.codec.startswith("pcm_"):
         # A damaged first packet contains nothing, and blocks of DVD audio span packets.
         if not seen.given.get(0) or not seen.sizes[0] or facts.codec == "pcm_dvd":

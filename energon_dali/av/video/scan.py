@@ -251,7 +251,7 @@ def _smallest_packet(table: PacketTable) -> int:
 
 
 def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
-    """Returns whether all frames are shown in the order in which they are stored; False if nothing tells.
+    """Returns whether all frames are shown in the order in which they are stored; False if the file does not say.
 
     Reads all packets and decodes none.
 

@@ -79,14 +79,14 @@ def check_index(folder: WebdatasetFolder, number: int) -> Iterator[Flaw]:
 def _compare(index: str, known: ShardExtents, scan: ShardScan) -> Iterator[Flaw]:
     """Yields the first sample for which an index is wrong."""
     found = scan.extents
-    for told, true in zip_longest(range(known.num_samples), range(found.num_samples)):
-        if told is None or true is None:
+    for listed, true in zip_longest(range(known.num_samples), range(found.num_samples)):
+        if listed is None or true is None:
             yield Flaw(scan.shard, "", f"{index} has {known.num_samples} samples, the tar has {found.num_samples}")
             return
-        if known.key(told) != found.key(true):
-            yield Flaw(scan.shard, found.key(true), f"{index} has the key {known.key(told)!r} instead")
+        if known.key(listed) != found.key(true):
+            yield Flaw(scan.shard, found.key(true), f"{index} has the key {known.key(listed)!r} instead")
             return
-        if sorted(known.parts(told)) != sorted(found.parts(true)):
+        if sorted(known.parts(listed)) != sorted(found.parts(true)):
             yield Flaw(scan.shard, found.key(true), f"{index} has other offsets for its parts than the tar")
             return
 

@@ -272,7 +272,7 @@ class _BatchIterator(GroupingIterator):
     def _moved(self, count: int, batches: int, elements: int) -> int:
         """Notes that `batches` of `count` batches were passed, with some elements; returns their number."""
         self._runner.index += batches
-        # The end of the epoch was met in a smaller batch, and is still to be told if that was the last one wanted.
+        # A smaller batch ended the epoch. If it was the last one wanted, the caller still has to learn of the end.
         self._ended = batches == count and elements < count * self._size
         return batches
 
@@ -291,7 +291,7 @@ class _BatchIterator(GroupingIterator):
 
 
 class BatchCountDataset(WrapperDataset[Any]):
-    """Yields the elements of a pipeline, and tells the hooks below the number of the element that they work on.
+    """Yields the elements of a pipeline, and gives the hooks below the number of the element that they work on.
 
     They read it as `current_batch_index`: the number of elements that this stream of the pipeline yielded before, times
     the number of streams, plus the number of the stream. If a restore key does not begin with this number, it becomes

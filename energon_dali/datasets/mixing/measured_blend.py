@@ -21,7 +21,7 @@ BlendBy = str | Callable[[Any], float]
 
 
 class MeasuredBlendDataset(PassThroughDataset[Any]):
-    """Yields the encoded samples below, and tells the blend below the size of each one.
+    """Yields the encoded samples below, and reports the size of each one to the blend below.
 
     It follows the hook that encodes samples and precedes packing and batching, where every sample belongs to the last
     draw of the blend. A sample that cannot be measured is dropped and counted.

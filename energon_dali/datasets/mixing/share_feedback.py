@@ -21,8 +21,8 @@ class ShareFeedback:
     """What the sources of a blend yielded so far in one stream, and how often to draw each of them next.
 
     The draws of a window follow from the sizes of the samples before the window. A stream draws, cooks and encodes one
-    sample after the other, so all sizes are known when the window begins. A restored stream knows the same, because the
-    units so far and the weights of the current window are part of the state.
+    sample after the other, so all sizes are known when the window begins. A restored stream has the same sizes,
+    because the units so far and the weights of the current window are part of the state.
 
     Args:
         weights: Wanted proportions of the units, one per source.

@@ -40,7 +40,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
         self.length = check_count("length", length, "it counts the elements of an epoch")
 
     def plan_obstacle(self) -> None:
-        """Returns None: elements pass, and their number tells where epochs end."""
+        """Returns None: epochs end after a fixed number of elements."""
 
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"

@@ -53,7 +53,7 @@ class RepeatDataset(PassThroughDataset[Any]):
         self.restart = restart
 
     def plan_obstacle(self) -> None:
-        """Returns None: elements pass, and their number tells where passes and epochs end."""
+        """Returns None: passes and epochs end after a fixed number of elements."""
 
     def describe(self) -> str:
         return f"RepeatDataset(repeats={self.repeats})"

@@ -2,7 +2,7 @@
 
 `decoder` has the options. `dispatch` chooses an engine, or PIL or PyAV, for each file, and sends blocks there; where
 several could, `thresholds` says which is faster. `images/` and `video/` define the pipelines and run them; both use
-`runtime/`, which knows neither.
+`runtime/`, which imports neither.
 """
 
 from __future__ import annotations

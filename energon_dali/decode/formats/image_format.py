@@ -83,7 +83,7 @@ class IrregularHeaderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """Everything that this package knows about an image format. To add one, see `energon_dali.decode.formats`."""
+    """An image format: its names and how its header is read. To add one, see `energon_dali.decode.formats`."""
 
     name: str
     """Name in headers, handles, statistics and messages, such as "jpeg"; an identifier in lower case."""
@@ -103,8 +103,8 @@ class ImageFormat:
     and raises IrregularHeaderError, struct.error or IndexError for anything that it does not fully understand, and
     DecodeError for what no decoder should try. None leaves headers to PIL; DALI then never decodes the format."""
     is_whole: Callable[[Buffer], bool] | None = None
-    """Returns whether nothing after the header looks damaged. Called for files that DALI may decode, as far as
-    `read_header` knows. None if `read_header` checks this already."""
+    """Returns whether nothing after the header looks damaged. Called for files that DALI may decode according to
+    `read_header`. None if `read_header` checks this already."""
     reads_orientation: bool = False
     """Whether `ImageHeader.orientation` is known, or PIL applies it while loading. Otherwise PIL is asked for it."""
     open_reduced: Callable[[Buffer, int, int], Image.Image] | None = None

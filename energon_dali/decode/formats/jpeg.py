@@ -167,7 +167,7 @@ def has_whole_scans(data: Buffer) -> bool:
     """Returns whether all markers up to EOI are in order and no scan is missing.
 
     Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode; 25 us if threads of the user run. If this
-    returns False, the file may be damaged or unusual, and only decoding can tell.
+    returns False, the file may be damaged or unusual, and only decoding shows which.
 
     Args:
         data: A file whose header `read_jpeg` accepted.

@@ -30,7 +30,7 @@ def register_format(format: ImageFormat) -> None:
     """Adds a format, or replaces the one of the same name. Call it before the first sample is read, in every process.
 
     Args:
-        format: What to know about it.
+        format: The format: its names and how its header is read.
 
     Raises:
         ConfigError: The name is not an identifier, or a suffix or PIL name belongs to another format.

@@ -71,7 +71,7 @@ def take_around(config: ProcessorConfig, *known: str) -> str | None:
 
     Args:
         config: Of the image processor.
-        *known: Classes whose text the front end knows.
+        *known: Classes whose text the front end supports.
 
     Raises:
         ConfigError: It is another class.

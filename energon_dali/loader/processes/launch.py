@@ -281,7 +281,7 @@ def spawned_main(channel: int, parent_pipe: int, parent_pid: int) -> None:
 def _fork_server_main(sock: socket.socket, pipe: Connection, imports: Sequence[str]) -> None:
     for module in imports:
         importlib.import_module(module)
-    # The parent of this process is the server, which outlives ours: only the parent pipe tells when ours ends.
+    # The parent of this process is the server, which outlives ours: only the parent pipe shows when ours ends.
     _run(Channel(sock), pipe.fileno(), os.getppid())
 
 
@@ -290,7 +290,7 @@ def _run(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessTask 
         run_task(channel, parent_pipe, parent_pid, task)
     finally:
         # Processes that hooks started (a Pool, a ProcessPoolExecutor) end when Python exits, which os._exit skips.
-        # A forked process also knows those of the process that it is a copy of.
+        # A forked process also lists those of the process that it is a copy of.
         for child in multiprocessing.active_children():
             if child._parent_pid == os.getpid():  # type: ignore[attr-defined]
                 child.terminate()

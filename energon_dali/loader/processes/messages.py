@@ -122,7 +122,7 @@ class EpochEnded:
 
 @dataclass(slots=True, eq=False)
 class FinalStats:
-    """The last message of a process that was told to stop."""
+    """The last message of a process that was asked to stop."""
 
     stats: dict[str, Any] | None
 

@@ -45,7 +45,7 @@ _EXIT_SECONDS = 2.0
 
 
 class ServedProcess:
-    """A process that serves blocks, with what it still has to be told.
+    """A process that serves blocks, with the messages that are still to be sent to it.
 
     Args:
         name: For messages, such as "Worker 0 of rank 1".
@@ -63,9 +63,9 @@ class ServedProcess:
         self._sentinel: io.FileIO | None = None
         self.views = ArenaViews()
         self.starts: list[StartStream] = []
-        """Streams that it still has to be told to start."""
+        """Streams to start, which are still to be sent to it."""
         self.credits = Credits()
-        """What it still has to be told about blocks that were taken."""
+        """Blocks that were taken, which are still to be reported to it."""
         self.failure: Exception | None = None
         """Why it serves nothing after what has already arrived."""
         self.at_end = False

@@ -184,7 +184,7 @@ class BlockServer(ABC):
 
 
 class DropReport:
-    """Tells the waiting process what became of samples while none of them makes it into a block.
+    """Reports the outcomes of samples to the waiting process while none of them makes it into a block.
 
     Sends at most once per second, and never waits for room.
 

@@ -77,5 +77,5 @@ class _StateUnpickler(pickle.Unpickler):
 
 
 def _known_rest(number: int, start: int) -> Rest:
-    """Represents a rest of a snapshot, which the receiver knows by number, in pickled states."""
+    """Represents a rest of a snapshot, which the receiver finds by its number, in pickled states."""
     raise AssertionError(f"the rest of snapshot {number} from row {start} was unpickled without its table")

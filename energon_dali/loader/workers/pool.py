@@ -173,7 +173,7 @@ class WorkerPool(ProcessGroup):
 
 
 class _Stream:
-    """What the rank knows of a stream that a worker runs: blocks to be taken, or the error that ended it.
+    """What the rank has of a stream that a worker runs: blocks to be taken, or the error that ended it.
 
     Args:
         stream: Its number.

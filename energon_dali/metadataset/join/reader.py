@@ -139,12 +139,12 @@ class JoinedReader:
         return JoinedReads(self, columns) if any(column is not None for column in columns) else None
 
     def expect_order(self, window: int, slice_length: float) -> None:
-        """Tells in which order rows will be read; see ShardReader."""
+        """Takes the order in which rows will be read; see ShardReader."""
         for reader in self.readers:
             reader.expect_order(window, slice_length)
 
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
-        """Tells how long a read of some samples, of a size in bytes, took."""
+        """Records how long a read of some samples, of a size in bytes, took."""
         for reader in self.readers:
             reader.note_speed(seconds, num_samples, size)
 

@@ -11,7 +11,7 @@ from energon_dali.errors import StateError
 from energon_dali.shards.documents.content import excerpt
 
 DAMAGED = "The state is damaged: "
-"""Start of the messages; code that knows the stream of the state replaces it."""
+"""Start of the messages; code that has the stream of the state replaces it."""
 MAX_COUNT = 1 << 48
 """Largest count, position or epoch; multiplied by the number of streams it still fits 64 bits."""
 MAX_STATE_DEPTH = 200

@@ -113,7 +113,7 @@ class ExtentIndex:
         return found
 
     def fetch(self, indices: Iterable[int]) -> None:
-        """Fetches what the index knows of shards, several at a time where it is remote; `shard` is fast afterwards.
+        """Fetches the entries of shards, several at a time where it is remote; `shard` is fast afterwards.
 
         Raises:
             DatasetFormatError: The index is damaged.

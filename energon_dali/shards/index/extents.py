@@ -56,7 +56,7 @@ class PartFacts:
     """What the header of a media part says."""
 
     format: str
-    """Format of the data, such as "jpeg", with anything else a decoder needs to know; at most 255 different values."""
+    """Format of the data, such as "jpeg", with anything else a decoder needs; at most 255 different values."""
     width: int = 0
     """Width in pixels; 0 if unknown."""
     height: int = 0

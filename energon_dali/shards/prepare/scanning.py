@@ -85,7 +85,7 @@ def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: J
         if not scan.is_known:
             yield scan
             continue
-        assert journal is not None, "only a journal knows versions"
+        assert journal is not None, "only a journal records versions"
         kept = journal.load(scan.shard)
         yield index_shard(job, scan.shard) if kept is None else replace(kept, is_known=True)
 

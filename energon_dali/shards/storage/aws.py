@@ -1,6 +1,6 @@
 """The settings of S3: endpoint, region and credentials, as the AWS tools find them.
 
-The environment is enough for the usual cases. botocore, if it is installed, adds what only it knows: profiles, SSO,
+The environment is enough for the usual cases. botocore, if it is installed, adds what only it supports: profiles, SSO,
 assumed roles and processes that print credentials. Without it, obstore itself asks for web identity, container and
 instance credentials.
 """

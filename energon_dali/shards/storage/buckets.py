@@ -243,7 +243,7 @@ class Bucket:
         return str(answer.headers.get("x-amz-bucket-region", ""))
 
     def _translated(self, error: Exception, url: str) -> Exception:
-        """Returns an error of obstore as one that `with_retries` knows."""
+        """Returns an error of obstore as one that `with_retries` handles."""
         text = str(error)
         status = int(_first(_STATUS, text) or 0)
         said = _concise(text)

@@ -40,7 +40,7 @@ class ForkAware(Protocol):
 
 
 class _Clients:
-    """What this process knows about its remote clients."""
+    """The remote clients of this process."""
 
     def __init__(self) -> None:
         self.in_use = False

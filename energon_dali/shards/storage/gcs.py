@@ -71,7 +71,7 @@ class GoogleAccess(Access):
 
 
 def _provider(bucket: str) -> Any:
-    """Returns a function that fetches credentials with google-auth, which knows every kind."""
+    """Returns a function that fetches credentials with google-auth, which supports every kind."""
     try:
         import google.auth
         from google.auth.transport.urllib3 import Request

@@ -136,7 +136,7 @@ class HttpBackend:
         return with_retries(ask, "look at", url)
 
     def is_dir(self, url: str) -> bool:
-        return True  # a web server cannot tell; files below are requested by name
+        return True  # a web server has no folders; files below are requested by name
 
     def list_files(self, url: str) -> list[str]:
         raise StorageError(
@@ -364,7 +364,7 @@ def _read_chunks(
 
 
 def _translated(error: HTTPError) -> Exception:
-    """Returns an error of urllib3 as one that `with_retries` knows."""
+    """Returns an error of urllib3 as one that `with_retries` handles."""
     if isinstance(error, LocationValueError):
         return StorageError(f"{error}. Check the address.")
     if isinstance(error, UrllibSSLError) and any(isinstance(a, ssl.SSLCertVerificationError) for a in error.args):

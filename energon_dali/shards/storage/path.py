@@ -178,7 +178,7 @@ class StoragePath:
         return self._backend().size(self.url)
 
     def identity(self) -> tuple[int, str]:
-        """Returns what tells this version of the file from others.
+        """Returns what distinguishes this version of the file from others.
 
         Returns:
             (size in bytes, what the storage calls this version: an ETag, or "" if it has no name for it).

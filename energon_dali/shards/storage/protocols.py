@@ -36,7 +36,7 @@ class RangeReader(Protocol):
 
 @runtime_checkable
 class VersionedReader(RangeReader, Protocol):
-    """A reader that knows which version of a file each of its responses belongs to."""
+    """A reader that checks which version of a file each of its responses belongs to."""
 
     expected_tag: str
     """Raise VersionChangedError for a response of a version other than this ETag; "" accepts any."""

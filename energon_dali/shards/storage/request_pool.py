@@ -28,7 +28,7 @@ READ_AHEAD_BYTES = 256 << 20
 _SECONDS_PER_REQUEST = 0.0025
 """Latency that calls for another FEWEST_REQUESTS in flight."""
 _MEASURED = 64
-"""Requests, of which the fastest tells the latency."""
+"""Requests, of which the fastest is taken for the latency."""
 
 
 @dataclass(slots=True, eq=False)

@@ -61,7 +61,7 @@ clock = Clock()
 
 
 class Store:
-    """What this process knows about one store.
+    """What this process has observed of one store.
 
     Fields are written without a lock: each write is one assignment, and losing one does no harm.
 

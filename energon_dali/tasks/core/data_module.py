@@ -151,7 +151,7 @@ class TransformerDataModule(LightningDataModule):
 
     @property
     def model_data_kwargs(self) -> dict[str, Any]:
-        """What the model has to know of the data, as keyword arguments for it."""
+        """Facts about the data that the model needs, as keyword arguments for it."""
         return {}
 
     @property

@@ -42,7 +42,7 @@ def make_decoder(choice: DecoderChoice = None, **options: Any) -> Decoder:
     if isinstance(choice, Decoder):
         if options:
             raise ConfigError(
-                f"A {type(choice).__name__} cannot be told {', '.join(options)}, which this task needs of its images. "
+                f"A {type(choice).__name__} does not take {', '.join(options)}, which this task needs of its images. "
                 "Give what makes the decoder, such as its class, and not the decoder itself."
             )
         return choice

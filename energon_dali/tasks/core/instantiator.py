@@ -111,7 +111,7 @@ class HydraInstantiator:
             cfg: `_target_` and arguments. Its keys `backbone`, `optimizer` and `scheduler` are configs and stay
                 configs; where they are missing, those in `given` are taken.
             **given: `backbone`, a module or its config: a task whose parameter is annotated with a module class gets a
-                module, any other gets the config. `optimizer`, `scheduler`, and what the data module knows.
+                module, any other gets the config. `optimizer`, `scheduler`, and what the data module supplies.
 
         Raises:
             ConfigError: The config cannot be made into an object.

@@ -154,7 +154,7 @@ class EvalLoader(Generic[T]):
     def begin(self) -> Iterator[T]:
         """Returns an iteration from the beginning."""
         if self._given:
-            # Who knows the length does not ask for the end; then it comes now.
+            # A caller that uses the length does not ask for the end, so it is looked for now.
             at_end = self._given >= len(self) and next(self._batches, None) is None
             self._given = 0
             if not at_end:

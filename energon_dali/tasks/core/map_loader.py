@@ -100,7 +100,7 @@ class PlanSampler(DistributedSampler[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing: the loader knows the epoch, also where a run resumes."""
+        """Does nothing: the loader counts the epochs, also where a run resumes."""
 
 
 class SeededSamples(Dataset[Any]):
@@ -175,7 +175,7 @@ class MapLoader(FollowedSteps, DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> State:
-        """Returns nothing: the data module saves the position. It tells Lightning that the loader resumes."""
+        """Returns nothing: the data module saves the position. Lightning checks that this method exists."""
         return {}
 
     def load_state_dict(self, state: State) -> None:

@@ -28,7 +28,7 @@ Prefix = Literal["train", "val", "test"]
 
 @dataclass
 class OptimizerConfig:
-    """What a task is told of its optimizer: a config with at least these keys, which are attributes too."""
+    """The optimizer of a task: a config with at least these keys, which are attributes too."""
 
     _target_: str = "torch.optim.AdamW"
     """Class of the optimizer."""
@@ -40,7 +40,7 @@ class OptimizerConfig:
 
 @dataclass
 class SchedulerConfig:
-    """What a task is told of its scheduler: a config with at least these keys, which are attributes too."""
+    """The scheduler of a task: a config with at least these keys, which are attributes too."""
 
     _target_: str | None = None
     """Class or function of the scheduler; None is a constant learning rate."""
@@ -103,7 +103,7 @@ class TaskTransformer(LightningModule):
         scheduler: Config with `_target_`, or None. Where its key `num_training_steps` is null, the trainer's number of
             optimizer steps is filled in. Its key `interval` ("step" by default, or "epoch") says when it steps.
         instantiator: Makes optimizer and scheduler of their configs; None is HydraInstantiator().
-        **model_data_kwargs: What the data knows: number of classes, vocabulary, ...
+        **model_data_kwargs: Facts about the data: number of classes, vocabulary, ...
     """
 
     def __init__(

@@ -11,7 +11,7 @@ WORDS = ("a", "photograph", "of", ":", ",", "and", "nothing")
 
 
 def tokenizer(*special: str, **named: str) -> Any:
-    """Returns a tokenizer that knows `WORDS`, the special tokens, and the special tokens that have a name."""
+    """Returns a tokenizer with `WORDS`, the special tokens, and the special tokens that have a name."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -60,7 +60,7 @@ def train(folders: list[str], output: Path, *overrides: str, steps: int = 10) ->
 
 
 def unigram_entropy(texts: list[str]) -> float:
-    """Returns the loss in nats of a model that knows how often each byte comes, and the end, but not where."""
+    """Returns the loss in nats of a model that has learned how often each byte occurs, and the end, but not where."""
     counts = Counter(token for text in texts for token in [*text.encode(), None])
     total = sum(counts.values())
     return -sum(count / total * math.log(count / total) for count in counts.values())

@@ -114,7 +114,7 @@ class Run:
     validated: list[tuple[str, ...]] = field(default_factory=list)
     """Keys of every batch of validations."""
     trainer: Any = None
-    """The trainer, for what else it knows."""
+    """The trainer, for whatever else it has."""
 
 
 def data_config(folder: Path, **options: Any) -> TransformerDataConfig:

@@ -30,7 +30,7 @@ def has_gpu_codec(format: str) -> bool:
 def image_route(format: str) -> Route:
     """Returns the route of an image that a GPU's pipeline decoded.
 
-    DALI does not tell which codec decoded a file; this follows from its format and the installed libraries.
+    DALI does not report which codec decoded a file; this follows from its format and the installed libraries.
     Rare kinds of JPEG and TIFF that nvJPEG or nvTIFF refuse are counted as if they had decoded them.
 
     Args:
@@ -55,7 +55,7 @@ def decodes_regions(fancy_upsampling: bool) -> bool:
 def nvjpeg_version() -> tuple[int, int] | None:
     """Returns (major, minor) of the nvJPEG that DALI uses in this process, None if there is none.
 
-    DALI does not tell. This loads the library from where nvImageCodec would find it; nvImageCodec then uses that one.
+    DALI does not report it. This loads the library from where nvImageCodec would find it, which then uses that one.
     """
     major = int(load_backend().__cuda_version__) // 1000
     name = f"libnvjpeg.so.{major}"

@@ -1,4 +1,4 @@
-"""Tells a bad file from a failed device, for both of which DALI raises the same RuntimeError."""
+"""Distinguishes a bad file from a failed device, for both of which DALI raises the same RuntimeError."""
 
 from __future__ import annotations
 

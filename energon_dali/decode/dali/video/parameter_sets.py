@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from energon_dali.av.video.key_packets import find_length_size, find_units
 
 CODECS_WITH_PARAMETERS = frozenset({"h264", "hevc", "mpeg4", "av1"})
-"""FFmpeg's names of the codecs that `keeps_parameters` knows."""
+"""FFmpeg's names of the codecs that `keeps_parameters` can check."""
 
 _H264_SPS = 7
 _HEVC_SPS = 33

@@ -1,4 +1,4 @@
-"""The callback that knows which batches went into the weights, so that a checkpoint holds exactly these.
+"""The callback that records which batches went into the weights, so that a checkpoint holds exactly these.
 
 With it is the place of this process among the ranks that read different data, and what they send each other.
 """
@@ -45,7 +45,7 @@ class TrainedPosition(Callback):
     # --- for the data module ---------------------------------------------------------------------------------------
 
     def attach(self, trainer: Any) -> None:
-        """Joins the trainer's callbacks, as the first: what others save has to know of the step that ended."""
+        """Joins the trainer's callbacks, as the first: what others save has to include the step that ended."""
         self._trainer = trainer
         trainer.callbacks.insert(0, self)
 

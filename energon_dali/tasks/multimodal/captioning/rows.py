@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 IGNORED = -100
-"""Target of a place that predicts nothing, as torch's cross entropy knows it."""
+"""Target of a place that predicts nothing: torch's cross entropy ignores it."""
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 

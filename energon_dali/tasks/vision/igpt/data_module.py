@@ -27,7 +27,7 @@ from energon_dali.tasks.vision.igpt.task_encoder import PictureTaskEncoder
 
 
 class ImageGPTDataModule(TransformerDataModule):
-    """Gives batches of images with classes, and tells the model their palette.
+    """Gives batches of images with classes, and hands their palette to the model.
 
     Args:
         cfg: Where the images come from and what they keep.
@@ -131,7 +131,7 @@ class ImageGPTDataModule(TransformerDataModule):
 
     @property
     def model_data_kwargs(self) -> dict[str, Any]:
-        """What the model has to know, as plain values.
+        """Facts about the data that the model needs, as plain values.
 
         num_classes; num_pixels, the height and width; num_positions, the pixels of an image; num_vocab, the colours;
         palette, the colours in eighths of a level.
