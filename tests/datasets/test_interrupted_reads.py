@@ -158,7 +158,7 @@ def test_what_is_read_at_once_is_requested_at_once_whatever_may_be_read_ahead(
     folder: WebdatasetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    real = LocalReader.read_at
+    real = LocalReader.read_view
 
     def counted(self: LocalReader, offset: int, size: int) -> bytes:
         calls.append(offset)
@@ -171,6 +171,6 @@ def test_what_is_read_at_once_is_requested_at_once_whatever_may_be_read_ahead(
         reader.open_shards(range(len(folder.shard_counts)), 0)
         for shard in range(len(folder.shard_counts)):
             reader.runs(shard, 0)
-        monkeypatch.setattr(LocalReader, "read_at", counted)
+        monkeypatch.setattr(LocalReader, "read_view", counted)
         read_planned(reader, shards, samples)
     assert len(calls) == len(folder.shard_counts), "one request per shard"

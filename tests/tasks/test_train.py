@@ -389,10 +389,9 @@ def test_every_train_command_is_the_same(program: list[str], warm: bool, tmp_pat
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import energon_dali.tasks
-    from energon_dali.tasks import extra
 
-    find = extra.find_spec
-    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "lightning" else find(name))
+    find = energon_dali.tasks.find_spec
+    monkeypatch.setattr(energon_dali.tasks, "find_spec", lambda name: None if name == "lightning" else find(name))
     monkeypatch.delitem(vars(energon_dali.tasks), "run")
     with pytest.raises(ConfigError, match=r'not installed: lightning\. .*pip install "energon-dali\[tasks\]"'):
         energon_dali.tasks.run  # noqa: B018
