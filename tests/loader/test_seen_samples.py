@@ -183,7 +183,7 @@ def bad_samples(draw: random.Random, share: float) -> frozenset[str]:
     return frozenset(key for key in keys if draw.random() < share)
 
 
-@pytest.mark.parametrize("seed", sampled(range(120), 24))
+@pytest.mark.parametrize("seed", sampled(range(120), 40))
 def test_seen_equals_what_a_recorder_counted(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     kind = ("weights", "schedule", "linear", "single", "epochs")[seed % 5]
