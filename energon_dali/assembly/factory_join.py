@@ -8,11 +8,11 @@ from typing import Any
 
 from energon_dali.assembly.factory_loader import FactoryLoader, SampleFactory
 from energon_dali.assembly.joined_sample import JoinedSampleLoader
+from energon_dali.assembly.opened_source import OpenedSource, order_samples
 from energon_dali.assembly.options import DatasetOptions
-from energon_dali.assembly.source import OpenedSource, order_samples
 from energon_dali.datasets.row_sources import Source
 from energon_dali.metadataset.join.index_file import JoinIndexFile
-from energon_dali.metadataset.join.reader import JoinedReader
+from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.shards import ShardReader, StoragePath, WebdatasetFolder
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
-from energon_dali.metadataset.join.reader import JoinedRaw
+from energon_dali.metadataset.join.joined_reader import JoinedRaw
 from energon_dali.samples import Sample
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample

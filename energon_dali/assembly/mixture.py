@@ -8,9 +8,9 @@ from typing import Any
 
 from energon_dali.assembly.cook_stage import CookStage, cook, cook_stage
 from energon_dali.assembly.identities import Identities
+from energon_dali.assembly.opened_source import located, open_source, start_reading
 from energon_dali.assembly.options import DatasetOptions, check_path, overridden_build_hooks
 from energon_dali.assembly.pipeline import block_size
-from energon_dali.assembly.source import located, open_source, read_ahead
 from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
@@ -107,7 +107,7 @@ def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, re
     remote = [source for source in blend.sources if not is_local(source)]
     opening.ahead(file for source in remote for file in files_of_source(source, trust_dataset_code=trust))
     opening.ahead(file for source in blend.sources if source.aux for file in files_of_stores(source))
-    files = [read_ahead(reference, options, opening) for reference in blend.sources]
+    files = [start_reading(reference, options, opening) for reference in blend.sources]
     identities = Identities()
     return [
         open_source(reference, number, options, repeat, read, identities)

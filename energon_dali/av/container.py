@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.av.media_source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.stream_facts import StreamFacts, check_readable, find_facts
 from energon_dali.calls import explain_call
 from energon_dali.demuxers import open_container

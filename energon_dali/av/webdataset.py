@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.av.container import translated_errors
 from energon_dali.av.decoder import AVData, AVDecoder
-from energon_dali.av.source import MemoryReader
+from energon_dali.av.media_source import MemoryReader
 from energon_dali.demuxers import AV_SUFFIXES, open_container
 from energon_dali.errors import ConfigError
 

@@ -87,8 +87,8 @@ def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the samples of a split part in file order, with images as PIL images."""
     # Imported only here: the other commands start without the loader.
     from energon_dali.assembly.mixture import LoadedSource, chain_sources
+    from energon_dali.assembly.opened_source import open_source
     from energon_dali.assembly.options import DatasetOptions
-    from energon_dali.assembly.source import open_source
     from energon_dali.decode import SampleDecoder
     from energon_dali.metadataset.resolve import resolve
     from energon_dali.task_encoder import DefaultTaskEncoder

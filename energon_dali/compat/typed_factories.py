@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from energon_dali import samples
-from energon_dali.assembly.source import open_source
+from energon_dali.assembly.opened_source import open_source
 from energon_dali.cache import FileStore, JsonlFileStore
 from energon_dali.compat.deprecation import warn_deprecated
 from energon_dali.compat.epath import EPath

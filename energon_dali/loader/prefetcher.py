@@ -81,7 +81,7 @@ def open_prefetcher(
     rank, pool = pipeline.iterator, pipeline.pool
     if pool is not None:
         watchdog.show_workers = pool.show_stacks
-    # feed="native" has no workers; num_workers > 0 then asks for reading ahead of the trainer.
+    # feed="native" has no workers; num_workers > 0 then asks for prefetching.
     ahead = pool is not None or dataset.worker_config.num_workers > 0
     try:
         if ahead and (change is not None or rank_has_work(dataset)):

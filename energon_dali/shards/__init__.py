@@ -13,7 +13,7 @@ from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.dataset_config import is_crude, read_dataset_config, sample_type_name
 from energon_dali.shards.prepare import PrepareResult, UnreadablePart, prepare_dataset
 from energon_dali.shards.raw_sample import RawSample
-from energon_dali.shards.reader import ShardReader
+from energon_dali.shards.shard_reader import ShardReader
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.store import RetryPolicy
 

@@ -17,8 +17,7 @@ from energon_dali.errors import DatasetError
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import show_part, snippets
 from energon_dali.view.dataset import ViewedPart, ViewedSample
-from energon_dali.view.guard import DATA_POLICY
-from energon_dali.view.mixture import (
+from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
     DEFAULT_SAMPLES_PER_STEP,
     MAX_DRAWS,
@@ -28,6 +27,7 @@ from energon_dali.view.mixture import (
     drawn_mixture,
     steps_of_schedule,
 )
+from energon_dali.view.guard import DATA_POLICY
 from energon_dali.view.part_response import AV_TYPES
 from energon_dali.view.query import FILTER_FIELDS, PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site

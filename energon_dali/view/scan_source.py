@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from energon_dali.assembly.opened_source import open_source
 from energon_dali.assembly.options import DatasetOptions
-from energon_dali.assembly.source import open_source
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError

@@ -16,8 +16,8 @@ import pytest
 
 from energon_dali.av import AVDecoder, AVLimits, MediaFile, VideoReader
 from energon_dali.av.container import MAX_THREADS, count_threads
+from energon_dali.av.media_source import MemoryReader
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.source import MemoryReader
 from energon_dali.demuxers import tag_options
 from energon_dali.errors import ConfigError, DecodeError, DeviceError
 from tests.av.corpus import broken_files, video_file

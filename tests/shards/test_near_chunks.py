@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from energon_dali import RetryPolicy, ShardError
-from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
-from energon_dali.shards import reader as shard_reader
-from energon_dali.shards.reader import CHUNK_BYTES, KEPT_CHUNK_BYTES
+from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset, shard_reader
+from energon_dali.shards.shard_reader import CHUNK_BYTES, KEPT_CHUNK_BYTES
 from energon_dali.shards.storage import local
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.tars import write_tar

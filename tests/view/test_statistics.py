@@ -16,7 +16,7 @@ from PIL import Image
 from energon_dali import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon_dali.errors import ConfigError
 from energon_dali.view.charts import Chart, edge_labels, nice_edges
-from energon_dali.view.mixture import drawn_mixture
+from energon_dali.view.drawn_mixture import drawn_mixture
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BlockScanner

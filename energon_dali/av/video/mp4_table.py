@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.frame_index import NO_TIME, Int64s, PacketTable
-from energon_dali.av.source import view_bytes
+from energon_dali.av.media_source import view_bytes
 from energon_dali.av.video.key_packets import find_encoder_note, find_length_size, is_clean_start, is_hidden
 
 if TYPE_CHECKING:

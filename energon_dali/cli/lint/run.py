@@ -11,7 +11,7 @@ from energon_dali.cli.lint.checks import Flaw, check_index, check_samples
 from energon_dali.cli.single_file import is_jsonl, is_metadataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.decode import SampleDecoder
-from energon_dali.metadataset.join.reader import JoinedReader
+from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.loader import load_dataset
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.task_encoder import Cooker, DefaultTaskEncoder

@@ -10,7 +10,7 @@ from typing_extensions import Self
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
+from energon_dali.datasets.mixing.mixture_dataset import MixtureDataset, MixtureIterator, numbered
 from energon_dali.datasets.passing import Move
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from energon_dali.av.container import translated_errors
-from energon_dali.av.source import MemoryReader
+from energon_dali.av.media_source import MemoryReader
 from energon_dali.decode.dali.video.parameter_sets import CODECS_WITH_PARAMETERS, keeps_parameters
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.formats.jpeg import read_jpeg

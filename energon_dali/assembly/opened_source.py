@@ -21,7 +21,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, U
 from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
 from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
-from energon_dali.metadataset.join.reader import JoinedReader
+from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.metadataset.subset import take_subset
 from energon_dali.plan import Slices, SourcePlan
@@ -52,7 +52,7 @@ class OpenedSource:
     """How `dataset.yaml` says that its samples are shuffled: names and values of `ORDER_KEYS`."""
 
 
-def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
+def start_reading(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
     """Returns a function that returns the files of a dataset or join; those of a remote one are read by a thread.
 
     Args:
@@ -87,7 +87,7 @@ def open_source(
         number: Its number among the sources of the job, so that two sources of one path have different orders.
         options: Options of the call.
         repeat: Start again after each epoch.
-        files: From `read_ahead`; None reads them here.
+        files: From `start_reading`; None reads them here.
         identities: Identities of the job's datasets; None if this is the only one.
         factory: Makes the samples of a folder; None does what its dataset.yaml says.
 
@@ -99,7 +99,7 @@ def open_source(
     """
     if files is None:
         with opening_files() as opening:
-            read = read_ahead(reference, options, opening)
+            read = start_reading(reference, options, opening)
             return open_source(reference, number, options, repeat, read, identities, factory)
     identities = identities or Identities()
     with located(reference):
