@@ -11,7 +11,7 @@
     │   │   ├── DatasetFormatError             a file of `.nv-meta` or an index is damaged
     │   │   ├── ShardError                     a shard changed, shrank or vanished since it was indexed
     │   │   ├── FileMissingError (also KeyError)  a store has no file of that name
-    │   │   └── UntrustedCodeError             the dataset contains code, and the user did not allow it
+    │   │   └── UntrustedCodeError             the dataset names or contains code, and the user did not allow it
     │   ├── StorageError                       a path or URL could not be read or written, retries included
     │   │   └── StoreUnavailableError          a store returned only errors for too long
     │   ├── DecodeError                        one part of one sample could not be decoded
@@ -96,7 +96,7 @@ class FileMissingError(DatasetError, KeyError):
 
 
 class UntrustedCodeError(DatasetError):
-    """The dataset contains Python code to run, and `trust_dataset_code=True` was not given."""
+    """The dataset names code to import without `allow_imports=True`, or contains code without `allow_code=True`."""
 
 
 class StorageError(EnergonDaliError):

@@ -118,7 +118,7 @@ def test_2_joined_samples_restore_out_of_buffers_and_by_their_keys(joined: Path)
             shuffle_buffer_size=5,
             packing_buffer_size=4,
             task_encoder=Packing(),
-            trust_dataset_code=True,
+            allow_imports=True,
         )
 
     check_resume(make, count=14, view=lambda sample: sample.text)
@@ -128,7 +128,7 @@ def test_2_joined_samples_restore_out_of_buffers_and_by_their_keys(joined: Path)
 
 
 def test_3_what_has_no_match_is_joined_with_none(joined: Path) -> None:
-    dataset = get_val_dataset(joined, split_part="train", worker_config=job(streams=1), trust_dataset_code=True)
+    dataset = get_val_dataset(joined, split_part="train", worker_config=job(streams=1), allow_imports=True)
     assert [s.text for s in dataset] == [f"{n}+{n if n < 16 else None}" for n in range(COUNT)]
 
 

@@ -56,7 +56,7 @@ def open_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, 
     Raises:
         ConfigError: It is not a path, has no such split, or an option is invalid for it.
         DatasetError: A dataset cannot be read. For a metadataset the message names file, line and key.
-        UntrustedCodeError: A dataset brings code that the user did not allow.
+        UntrustedCodeError: A dataset names or contains code that the user did not allow.
         StorageError: A file cannot be read.
     """
     with opening_files() as opening:
@@ -75,7 +75,7 @@ def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedB
     Raises:
         ConfigError: It is not a path, has no such split, an option is invalid for it, or weights change over time.
         DatasetError: A dataset cannot be read. For a metadataset the message names file, line and key.
-        UntrustedCodeError: A dataset brings code that the user did not allow.
+        UntrustedCodeError: A dataset names or contains code that the user did not allow.
         StorageError: A file cannot be read.
     """
     with opening_files() as opening:
@@ -103,9 +103,9 @@ def _open_sources(
 
 
 def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, repeat: bool) -> list[Source]:
-    trust = options.source.trust_dataset_code
+    allow_code = options.source.allow_code
     remote = [source for source in blend.sources if not is_local(source)]
-    opening.ahead(file for source in remote for file in files_of_source(source, trust_dataset_code=trust))
+    opening.ahead(file for source in remote for file in files_of_source(source, allow_code=allow_code))
     opening.ahead(file for source in blend.sources if source.aux for file in files_of_stores(source))
     files = [start_reading(reference, options, opening) for reference in blend.sources]
     identities = Identities()

@@ -60,14 +60,15 @@ def start_reading(reference: SourceReference, options: DatasetOptions, opening: 
         options: Options of the call.
         opening: Reads files.
     """
-    trust = options.source.trust_dataset_code
+    chosen = options.source
+    allowed = {"allow_imports": chosen.allow_imports, "allow_code": chosen.allow_code}
     read: Callable[[], Any]
     if reference.join is not None:
-        read = partial(read_join_files, reference, trust_dataset_code=trust)
+        read = partial(read_join_files, reference, **allowed)
     elif reference.is_jsonl:
         read = partial(JsonlFile, reference.path)
     else:
-        read = partial(read_folder_files, reference, trust_dataset_code=trust)
+        read = partial(read_folder_files, reference, **allowed)
     return opening.later(read, is_local=is_local(reference))
 
 
@@ -94,7 +95,7 @@ def open_source(
     Raises:
         ConfigError: An option is invalid for it.
         DatasetError: It cannot be read.
-        UntrustedCodeError: It brings code that the user did not allow.
+        UntrustedCodeError: It names or contains code that the user did not allow.
         StorageError: A file cannot be read.
     """
     if files is None:
@@ -314,7 +315,7 @@ def _open_join(
             raise ConfigError(
                 f"{name}= applies to one dataset, and a join reads several, each with a dataset.yaml. Leave it out."
             )
-    joiner = load_joiner(join.joiner, reference.location, trust_dataset_code=options.source.trust_dataset_code)
+    joiner = load_joiner(join.joiner, reference.location, allow_imports=options.source.allow_imports)
     names = [column.name for column in join.columns if column.name is not None]
     if names and getattr(joiner, "__func__", None) is Sample.from_joined.__func__:  # type: ignore[attr-defined]
         raise ConfigError(

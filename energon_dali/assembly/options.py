@@ -83,8 +83,11 @@ class SourceOptions:
     """Range of the samples of the split, such as ["0%", "25%"] or [100, 200]; of each dataset of a metadataset."""
     part_filter: Callable[[str], bool] | None = None
     """Selects the parts that are read; None reads those that the fields need."""
-    trust_dataset_code: bool = False
-    """Run code that the dataset brings (sample_loader.py, classes of other packages, pickled parts)."""
+    allow_imports: bool = False
+    """Import the classes and functions of other packages that a dataset names: sample types, factories, joiners. They
+    may be any that are installed, so allow it only if you trust whoever wrote the dataset."""
+    allow_code: bool = False
+    """Run code that is stored in a dataset: sample_loader.py, and pickled parts."""
 
     def __post_init__(self) -> None:
         check_number("parallel_shard_iters", self.parallel_shard_iters)
@@ -247,9 +250,9 @@ class DatasetOptions:
 
     @property
     def decoder(self) -> Decoder | None:
-        """The decoder of the parts of the datasets; it unpickles pickled ones if the user trusts the datasets."""
+        """The decoder of the parts of the datasets; it unpickles pickled ones if the user allows code."""
         decoder = self.encoder.decoder
-        return decoder.trusting() if isinstance(decoder, Decoder) and self.source.trust_dataset_code else decoder
+        return decoder.trusting() if isinstance(decoder, Decoder) and self.source.allow_code else decoder
 
     def order(self, source: SourceReference) -> dict[str, Any]:
         """Returns how the samples of a source are ordered, as arguments of `SourcePlan`."""

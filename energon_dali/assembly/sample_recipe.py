@@ -14,6 +14,7 @@ from energon_dali.samples import CrudeSample
 from energon_dali.samples.base import BASE_FIELDS
 from energon_dali.shards import WebdatasetFolder, is_crude, resolve_part_filter, resolve_sample_loader
 from energon_dali.shards.meta.dataset_config import FACTORIES, ORDER_KEYS, STANDARD
+from energon_dali.shards.meta.sample_loader import check_code_allowed
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def read_recipe(
 
     Raises:
         DatasetFormatError: dataset.yaml is missing or malformed.
-        UntrustedCodeError: It names code that the user did not allow.
+        UntrustedCodeError: It names or contains code that the user did not allow.
     """
     if sample_type is not None and field_map is not None:
         check_fields(sample_type, field_map, "field_map=")
@@ -60,6 +61,11 @@ def read_recipe(
     if sample_type is None and field_map is None and config.get("__class__", STANDARD) not in FACTORIES:
         kind = import_factory(config, folder.path)
         own = {name: value for name, value in config.items() if name not in ("__module__", "__class__")}
+        for name in ("sample_loader", "part_filter"):  # those of Energon run them without asking
+            reference = own.get(name)
+            if isinstance(reference, str) and not folder.allow_code:
+                reference = reference if ":" in reference else f"{reference}:{name}"
+                check_code_allowed(folder.root, reference, allow_code=False)
         return SampleRecipe(kind.__sample_type__, factory=kind, factory_options=own, order=order)
     subflavors = dict(config.get("subflavors") or {})
     if is_crude(config) and sample_type is None:
@@ -108,13 +114,13 @@ def check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: st
 
 
 def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[Any]:
-    """Returns the class that `sample_type` names: ours of that name, or any other if the dataset is trusted."""
+    """Returns the class that `sample_type` names: ours of that name, or any other if the user allows imports."""
     kind = config["sample_type"]
     name = kind["__class__"]
     own = getattr(samples, name, None) if name in samples.__all__ else None
     if own is not None:
         return own  # type: ignore[no-any-return]
-    # dataset.yaml was checked when it was read: other names reach this line only with trust_dataset_code=True.
+    # dataset.yaml was checked when it was read: other names reach this line only with allow_imports=True.
     try:
         found = getattr(importlib.import_module(kind["__module__"]), name)
     except (ImportError, AttributeError, KeyError) as error:

@@ -62,6 +62,17 @@ def find_encoder(name: str | None) -> Any:
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+
+def code_options(command: FunctionT) -> FunctionT:
+    """Adds --allow-imports and --allow-code to a command."""
+    command = click.option(
+        "--allow-code", is_flag=True, help="Run code that is in the dataset: sample_loader.py, pickled parts."
+    )(command)
+    return click.option(
+        "--allow-imports", is_flag=True, help="Import classes and functions of other packages that the dataset names."
+    )(command)
+
+
 _COUNT = click.IntRange(min=1)
 _OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
     click.option("--split-part", help="Part of the split. [default: train, or val with --validation]"),
@@ -85,7 +96,7 @@ _OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
     click.option("--seed", type=int, default=0, show_default=True, help="The seed_offset of WorkerConfig."),
     click.option("--num-streams", type=_COUNT, help="Streams of the job. [default: 4 per rank, or one per worker]"),
     click.option("--encoder", metavar="MODULE:NAME", help="Your task encoder: a class, instance or function."),
-    click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run."),
+    code_options,
 )
 
 

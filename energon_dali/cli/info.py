@@ -30,9 +30,9 @@ def info(path: str, split_config: str, dataset_config: str) -> None:
         lines = describe_metadataset(path)
     else:
         _refuse_states(path)
-        # The class name is shown, nothing is loaded, so the dataset needs no trust.
-        names = {"split_config": split_config, "dataset_config": dataset_config}
-        lines = describe(WebdatasetFolder(path, **names, trust_dataset_code=True))
+        # Names of classes are shown and none is imported.
+        folder = WebdatasetFolder(path, split_config=split_config, dataset_config=dataset_config, allow_imports=True)
+        lines = describe(folder)
     for line in lines:
         click.echo(line)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_dali.cli.dataset_options import code_options
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
 from energon_dali.samples.attributes import attributes_of
@@ -31,7 +32,7 @@ _SHADES = " .:-=+*#%@"
 @click.option(
     "--width", type=click.IntRange(min=2), default=64, show_default=True, help="Letters per line of an image."
 )
-@click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
+@code_options
 def preview(path: str, split_parts: str, index: int | None, count: int | None, width: int, **given: Any) -> None:
     """Show the samples of the dataset, the metadataset (.yaml), or the .jsonl file at PATH, one after the other.
 

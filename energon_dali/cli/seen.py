@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from energon_dali.cli.dataset_options import find_encoder
+from energon_dali.cli.dataset_options import code_options, find_encoder
 from energon_dali.errors import ConfigError
 from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import source_config
@@ -38,7 +38,7 @@ _SILENT_SECONDS = 2
 @click.option("--keys/--no-keys", default=True, help="Look up the keys of the samples in the index. [default: keys]")
 @click.option("--split-part", help="Part of the split. [default: as in the states]")
 @click.option("--encoder", metavar="MODULE:NAME", help="Your task encoder: a class, instance or function.")
-@click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
+@code_options
 def seen(
     state_paths: tuple[Path, ...],
     path: str,
@@ -46,7 +46,8 @@ def seen(
     keys: bool,
     split_part: str | None,
     encoder: str | None,
-    trust_dataset_code: bool,
+    allow_imports: bool,
+    allow_code: bool,
 ) -> None:
     """Write which samples a checkpoint has seen, and how often, into a Parquet file.
 
@@ -62,7 +63,8 @@ def seen(
         path,
         split_part=split_part,
         task_encoder=find_encoder(encoder),
-        trust_dataset_code=trust_dataset_code,
+        allow_imports=allow_imports,
+        allow_code=allow_code,
     )
     with tqdm(desc="Counting", unit="sample", unit_scale=True, delay=_SILENT_SECONDS) as bar:
 
@@ -99,7 +101,8 @@ def open_dataset_of(
     *,
     split_part: str | None = None,
     task_encoder: Any = None,
-    trust_dataset_code: bool = False,
+    allow_imports: bool = False,
+    allow_code: bool = False,
 ) -> SavableDataset[Any]:
     """Returns the dataset of the job that saved a state, in its order.
 
@@ -108,7 +111,8 @@ def open_dataset_of(
         path: The dataset, metadataset or JSONL.
         split_part: Part of the split; None is that of the state.
         task_encoder: The encoder of the job; None is one without hooks.
-        trust_dataset_code: Let code and pickled parts of the dataset run.
+        allow_imports: Import what the dataset names, as in `get_train_dataset`.
+        allow_code: Run code that is in the dataset, as there.
 
     Raises:
         StateError: The state has no global batches.
@@ -134,7 +138,8 @@ def open_dataset_of(
         "global_batch_size": state["global_batch"][0],
         "batch_drop_last": config["drop_last"],
         "parallel_shard_iters": order["parallel_shard_iters"],
-        "trust_dataset_code": trust_dataset_code,
+        "allow_imports": allow_imports,
+        "allow_code": allow_code,
     }
     if split_part is not None or not inner:
         options["split_part"] = split_part or first["split_part"]

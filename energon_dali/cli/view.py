@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from energon_dali.cli.dataset_options import code_options
+
 
 @click.command("view")
 @click.argument("path")
@@ -17,7 +19,7 @@ import click
 @click.option("--packing-buffer-size", type=click.IntRange(min=1), help="Samples from which the encoder chooses packs.")
 @click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
 @click.option("--split-config", help="Name of the split file, if not split.yaml.")
-@click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
+@code_options
 def view(
     path: str,
     port: int,

@@ -381,5 +381,5 @@ def _function(path: EPath, given: Any, name: str) -> Callable[..., Any]:
     if callable(given):
         return given  # type: ignore[no-any-return]
     reference = given if ":" in given else f"{given}:{name}"
-    # Whoever makes a factory trusts the dataset: get_train_dataset does so with trust_dataset_code=True alone.
-    return load_function(EPath(path).storage_path, reference, trust_dataset_code=True)
+    # A program that makes a factory decides by itself. Where dataset.yaml names one, `read_recipe` has asked before.
+    return load_function(EPath(path).storage_path, reference, allow_code=True)

@@ -16,22 +16,22 @@ DECODER_VARIABLE = "ENERGON_DALI_COMPAT_DECODER"
 TRUST_VARIABLE = "ENERGON_DALI_COMPAT_TRUST"
 
 
-def install(*, decoder: DecoderChoice | None = None, trust_dataset_code: bool | None = None) -> None:
+def install(*, decoder: DecoderChoice | None = None, trust_datasets: bool | None = None) -> None:
     """Makes every module path and name of Energon 7.4.1 resolve to this package. `import energon_dali.compat` calls it.
 
     Args:
         decoder: "dali" replaces the SampleDecoders of the program by DaliDecoders with the same options, where their
             results are tensors. "sample" leaves them. None leaves what `ENERGON_DALI_COMPAT_DECODER` says.
-        trust_dataset_code: Lets datasets run the code that they name, as Energon does: classes in `dataset.yaml`,
-            sample loaders, joiners and pickled parts. None leaves what `ENERGON_DALI_COMPAT_TRUST` says.
+        trust_datasets: Lets datasets name code and run code, as Energon does: `allow_imports` and `allow_code` of
+            `get_train_dataset` are True then. None leaves what `ENERGON_DALI_COMPAT_TRUST` says.
 
     Raises:
         ConfigError: `decoder` is unknown, or Energon itself was imported before.
     """
     if decoder is not None:
         os.environ[DECODER_VARIABLE] = _check_decoder(decoder)
-    if trust_dataset_code is not None:
-        os.environ[TRUST_VARIABLE] = str(int(trust_dataset_code))
+    if trust_datasets is not None:
+        os.environ[TRUST_VARIABLE] = str(int(trust_datasets))
     chosen_decoder()
     install_finder()
     import_in_children("energon_dali.compat")
@@ -47,7 +47,7 @@ def chosen_decoder() -> DecoderChoice:
 
 
 def trusts_datasets() -> bool:
-    """Returns whether datasets may run the code that they name."""
+    """Returns whether datasets may name code and run code."""
     return os.environ.get(TRUST_VARIABLE, "0") not in ("", "0")
 
 

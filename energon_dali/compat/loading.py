@@ -71,7 +71,8 @@ class SourceFactory(builder.SourceFactory, BaseCoreDatasetFactory[Any]):
 def _options(options: dict[str, Any]) -> dict[str, Any]:
     options = dict(options)
     if trusts_datasets():
-        options.setdefault("trust_dataset_code", True)
+        options.setdefault("allow_imports", True)
+        options.setdefault("allow_code", True)
     encoder = options.get("task_encoder")
     if encoder is None or isinstance(encoder, TaskEncoder):
         encoder = DefaultTaskEncoder() if encoder is None else encoder

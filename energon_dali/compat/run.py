@@ -25,7 +25,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns (options of this command, the program or module and its own arguments)."""
     parser = argparse.ArgumentParser(
         prog="python -m energon_dali.compat",
-        usage="%(prog)s [--decoder {sample,dali}] [--trust-dataset-code] (PROGRAM | -m MODULE) [ARGUMENT ...]",
+        usage="%(prog)s [--decoder {sample,dali}] [--trust-datasets] (PROGRAM | -m MODULE) [ARGUMENT ...]",
         description="Runs a program that imports megatron.energon, on energon_dali. What follows PROGRAM or MODULE is "
         "passed to it.",
         allow_abbrev=False,
@@ -36,10 +36,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="dali replaces the program's SampleDecoders by DaliDecoders where their results are tensors",
     )
     parser.add_argument(
-        "--trust-dataset-code",
+        "--trust-datasets",
         action="store_true",
         default=None,
-        help="let datasets run the code that they name, and unpickle their parts, as Energon does",
+        help="let datasets name code and run code, as Energon does",
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="run a file")
@@ -75,7 +75,7 @@ def start(arguments: list[str]) -> tuple[str, str]:
         arguments: Those of the command.
     """
     options, (program, *rest) = parse(arguments)
-    install(decoder=options.decoder, trust_dataset_code=options.trust_dataset_code)
+    install(decoder=options.decoder, trust_datasets=options.trust_datasets)
     if options.module:
         kind, name = "module", program
     else:

@@ -235,7 +235,7 @@ def _refuse_pickle(data: bytes) -> Any:
     raise DecodeError(
         "This part is a Python pickle, which runs whatever code its writer put in when it is read. It is refused: "
         "datasets are data. Store the values as .json, .npy, .npz or .pth; or, if you trust the writer, pass "
-        "trust_dataset_code=True to get_train_dataset or get_val_dataset; or take the raw bytes with decoder=None",
+        "allow_code=True to get_train_dataset or get_val_dataset; or take the raw bytes with decoder=None",
         REFUSED_PICKLE,
         "basic",
     )

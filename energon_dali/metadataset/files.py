@@ -21,16 +21,16 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import INFO_NAMES
 
 
-def files_of_source(source: SourceReference, *, trust_dataset_code: bool = False) -> Iterator[Wanted]:
+def files_of_source(source: SourceReference, *, allow_code: bool = False) -> Iterator[Wanted]:
     """Yields the files that opening a dataset or join takes; none of a JSONL file, which has only its index."""
     if source.join is not None:
         for column in source.join.columns:
             root, config = StoragePath.of(column.path), column.dataset_config or DEFAULT_NAME
-            yield from files_of_folder(root, config, column.split_config, trust_dataset_code=trust_dataset_code)
+            yield from files_of_folder(root, config, column.split_config, allow_code=allow_code)
             yield Wanted((root / META / UUID_NAME,))  # the name of the join's index depends on it
     elif not source.is_jsonl:
         root, config = StoragePath.of(source.path), source.dataset_config or DEFAULT_NAME
-        yield from files_of_folder(root, config, source.split_config, trust_dataset_code=trust_dataset_code)
+        yield from files_of_folder(root, config, source.split_config, allow_code=allow_code)
 
 
 def files_of_stores(source: SourceReference) -> Iterator[Wanted]:
@@ -59,7 +59,7 @@ class FolderFiles:
     """The samples of the split part, or why they are not known."""
 
 
-def read_folder_files(source: SourceReference, *, trust_dataset_code: bool = False) -> FolderFiles:
+def read_folder_files(source: SourceReference, *, allow_imports: bool = False, allow_code: bool = False) -> FolderFiles:
     """Returns the files of a folder. The extents are read only if its split excludes single samples.
 
     Raises:
@@ -70,7 +70,8 @@ def read_folder_files(source: SourceReference, *, trust_dataset_code: bool = Fal
         source.path,
         dataset_config=source.dataset_config or DEFAULT_NAME,
         split_config=source.split_config,
-        trust_dataset_code=trust_dataset_code,
+        allow_imports=allow_imports,
+        allow_code=allow_code,
     )
     with suppress(DatasetError, UntrustedCodeError, StorageError):  # raised when its content is asked for
         _ = folder.dataset_config
@@ -90,7 +91,7 @@ class JoinFiles:
     """The index, or why there is none that can be used."""
 
 
-def read_join_files(source: SourceReference, *, trust_dataset_code: bool = False) -> JoinFiles:
+def read_join_files(source: SourceReference, *, allow_imports: bool = False, allow_code: bool = False) -> JoinFiles:
     """Returns the files of a join.
 
     Raises:
@@ -99,7 +100,7 @@ def read_join_files(source: SourceReference, *, trust_dataset_code: bool = False
         StorageError: A dataset cannot be read.
     """
     assert source.join is not None, "only joins have these files"
-    columns = open_columns(source.join.columns, source.location, trust_dataset_code=trust_dataset_code)
+    columns = open_columns(source.join.columns, source.location, allow_imports=allow_imports, allow_code=allow_code)
     try:
         index = find_join_index(source, columns)
         _ = index.table

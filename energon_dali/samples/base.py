@@ -126,14 +126,14 @@ class CrudeSample(dict[str, Any]):
     seed: int | None = None
     """Seed of its random operations, a function of (seed, sample, epoch); None if no source set it."""
     refused: tuple[str, ...] = ()
-    """Pickled parts, which are left out because the user does not trust the dataset."""
+    """Pickled parts, which are left out because the user did not allow code."""
 
     def __missing__(self, name: str) -> NoReturn:
         """Called where a part is looked up that is not there."""
         if name in self.refused:
             raise UntrustedCodeError(
                 f"The part {name!r} of sample {self.get('__key__')!r} is a Python pickle, which runs whatever code its "
-                "writer put in when it is read. If you trust the writer, pass trust_dataset_code=True to "
+                "writer put in when it is read. If you trust the writer, pass allow_code=True to "
                 "get_train_dataset or get_val_dataset."
             )
         raise KeyError(name)

@@ -33,7 +33,8 @@ class WebdatasetFolder:
         dataset_config: Name of dataset.yaml.
         split_config: Name of the split file; None takes split.yaml or else split.json. If `dataset.yaml` names one,
             that one is used, as in Energon.
-        trust_dataset_code: Allow the Python code of the dataset to run.
+        allow_imports: Accept the names of classes of other packages in `dataset.yaml`, which are imported later.
+        allow_code: Run the Python code in the dataset.
 
     Raises:
         DatasetFormatError: The folder is not prepared.
@@ -46,10 +47,12 @@ class WebdatasetFolder:
         *,
         dataset_config: str = DEFAULT_NAME,
         split_config: str | None = None,
-        trust_dataset_code: bool = False,
+        allow_imports: bool = False,
+        allow_code: bool = False,
     ) -> None:
         self.root = StoragePath.of(path)
-        self.trust_dataset_code = trust_dataset_code
+        self.allow_imports = allow_imports
+        self.allow_code = allow_code
         self._dataset_config_name = dataset_config
         self._dataset_config_path = self.root / META / dataset_config
         self._split_config_name = split_config
@@ -91,12 +94,12 @@ class WebdatasetFolder:
 
         Raises:
             DatasetFormatError: It is missing or cannot be understood.
-            UntrustedCodeError: It names an unknown class, and `trust_dataset_code` is False.
+            UntrustedCodeError: It names a class of another package, and `allow_imports` is False.
             StorageError: It cannot be read.
         """
         if self._dataset_config is None:
             self._dataset_config = read_dataset_config(
-                self.root, self._dataset_config_name, trust_dataset_code=self.trust_dataset_code
+                self.root, self._dataset_config_name, allow_imports=self.allow_imports
             )
         return self._dataset_config
 
@@ -199,7 +202,7 @@ _CODE_FILE = re.compile(rb"([\w./-]+\.py):\w")
 
 
 def files_of_folder(
-    root: StoragePath, dataset_config: str, split_config: str | None, *, trust_dataset_code: bool = False
+    root: StoragePath, dataset_config: str, split_config: str | None, *, allow_code: bool = False
 ) -> list[Wanted]:
     """Returns the files that opening a folder takes; one that is left out here is read when it is needed.
 
@@ -207,12 +210,12 @@ def files_of_folder(
         root: The folder.
         dataset_config: Name of dataset.yaml.
         split_config: Name of the split file; None for the usual names.
-        trust_dataset_code: Whether the code that `dataset.yaml` names is read.
+        allow_code: Also the files with code that `dataset.yaml` names.
     """
     meta = root / META
 
     def named(config: bytes) -> list[StoragePath]:
-        found = _SPLIT_CONFIG.findall(config) + (_CODE_FILE.findall(config) if trust_dataset_code else [])
+        found = _SPLIT_CONFIG.findall(config) + (_CODE_FILE.findall(config) if allow_code else [])
         names = [name.decode("utf-8", "replace") for name in dict.fromkeys(found)]
         return [meta / name for name in names if is_inner_path(name)]
 
@@ -239,14 +242,14 @@ def resolve_sample_loader(folder: WebdatasetFolder) -> tuple[Callable[..., Any],
     Both are picklable. The part filter may also be a list of part names.
 
     Raises:
-        UntrustedCodeError: They are code of the dataset, and the folder was opened without trust_dataset_code=True.
+        UntrustedCodeError: They are code of the dataset, and the folder was opened without allow_code=True.
         DatasetFormatError: They are missing or do not run.
         StorageError: They cannot be read.
     """
     reference = folder.dataset_config.get("sample_loader")
     if reference is None:
         return None
-    loader = load_function(folder.root, reference, trust_dataset_code=folder.trust_dataset_code)
+    loader = load_function(folder.root, reference, allow_code=folder.allow_code)
     parts = resolve_part_filter(folder)
     assert parts is not None, "a sample_loader without part_filter is refused"
     return loader, parts
@@ -256,7 +259,7 @@ def resolve_part_filter(folder: WebdatasetFolder) -> Callable[[str], bool] | Non
     """Returns the part filter of `dataset.yaml`, a function or a list of part names; None if it has none.
 
     Raises:
-        UntrustedCodeError: It is code of the dataset, and the folder was opened without trust_dataset_code=True.
+        UntrustedCodeError: It is code of the dataset, and the folder was opened without allow_code=True.
         DatasetFormatError: It is missing or does not run.
         StorageError: It cannot be read.
     """
@@ -264,7 +267,7 @@ def resolve_part_filter(folder: WebdatasetFolder) -> Callable[[str], bool] | Non
     if parts is None:
         return None
     if isinstance(parts, str):
-        return load_function(folder.root, parts, trust_dataset_code=folder.trust_dataset_code)
+        return load_function(folder.root, parts, allow_code=folder.allow_code)
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
         return PartList(frozenset(parts))
     raise DatasetFormatError(

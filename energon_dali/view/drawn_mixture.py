@@ -84,7 +84,8 @@ def drawn_mixture(
     num_streams: int = 4,
     samples_per_step: int | None = None,
     seed_offset: int = 0,
-    trust_dataset_code: bool = False,
+    allow_imports: bool = False,
+    allow_code: bool = False,
 ) -> DrawnMixture:
     """Returns which datasets the first draws of training take. Reads indices and splits, but no data.
 
@@ -96,7 +97,8 @@ def drawn_mixture(
         num_streams: Number of streams of the job: `WorkerConfig.num_streams`. Global batches have one.
         samples_per_step: Draw as global batches of this size do, which weights that change over time need.
         seed_offset: Seed of the job.
-        trust_dataset_code: Let code of the datasets run.
+        allow_imports: Import what the datasets name, as in `get_train_dataset`.
+        allow_code: Run code that is in the datasets, as there.
 
     Raises:
         ConfigError: There is no such split, or a number is out of range.
@@ -110,11 +112,11 @@ def drawn_mixture(
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed_offset)
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.cookers = (Cooker(_as_it_is),)
-    trust = {"trust_dataset_code": True} if trust_dataset_code else {}
+    allowed = {"allow_imports": allow_imports, "allow_code": allow_code}
     options = DatasetOptions.of_call(
         encoder,
         config,
-        trust,
+        allowed,
         split_part=split_part,
         training=True,
         repeat=True,

@@ -184,7 +184,7 @@ class EncoderSession:
         return WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=note)
 
     def _source_options(self) -> dict[str, Any]:
-        names = ("dataset_config", "split_config", "trust_dataset_code")
+        names = ("dataset_config", "split_config", "allow_imports", "allow_code")
         return {name: value for name in names if (value := getattr(self.options, name))}
 
     def _options(self, split_part: str) -> DatasetOptions:

@@ -43,12 +43,12 @@ class FolderDataset:
     """
 
     def __init__(self, path: str, *, dataset_config: str | None = None, split_config: str | None = None) -> None:
-        # Names of classes are shown, and nothing of the dataset's code is loaded, so it needs no trust.
+        # Names of classes are shown and none is imported.
         self.folder = WebdatasetFolder(
             path,
             dataset_config=dataset_config or DEFAULT_NAME,
             split_config=split_config,
-            trust_dataset_code=True,
+            allow_imports=True,
         )
         self._given = {"dataset_config": dataset_config, "split_config": split_config}
         self.path = self.folder.path

@@ -19,8 +19,10 @@ class ViewOptions:
     """Samples of that batch; None batches only if the encoder groups samples itself."""
     packing_buffer_size: int | None = None
     """Number of samples from which the encoder chooses packs; None packs nothing."""
-    trust_dataset_code: bool = False
-    """Let code and pickled parts of the dataset run."""
+    allow_imports: bool = False
+    """Import classes and functions of other packages that the dataset names."""
+    allow_code: bool = False
+    """Run code that is in the dataset: sample_loader.py, pickled parts."""
     dataset_config: str | None = None
     """Name of dataset.yaml; only for a folder."""
     split_config: str | None = None

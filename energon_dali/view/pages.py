@@ -360,7 +360,8 @@ def _drawn(request: Request) -> tuple[str, dict[str, int], DrawnMixture]:
         num_draws=draws,
         samples_per_step=size,
         seed_offset=numbers["seed"],
-        trust_dataset_code=site.options.trust_dataset_code,
+        allow_imports=site.options.allow_imports,
+        allow_code=site.options.allow_code,
     )
     return split, numbers, found
 

@@ -40,8 +40,10 @@ class ScanSource:
     """File in .nv-meta that defines the samples; None is dataset.yaml."""
     split_config: str | None = None
     """File in .nv-meta that divides the shards into parts; None is split.yaml or split.json."""
-    trust_dataset_code: bool = False
-    """Let code and pickled parts of the dataset run."""
+    allow_imports: bool = False
+    """Import classes and functions of other packages that the dataset names."""
+    allow_code: bool = False
+    """Run code that is in the dataset: sample_loader.py, pickled parts."""
 
     @property
     def is_jsonl(self) -> bool:
@@ -63,7 +65,8 @@ class ScanSource:
             self.path,
             dataset_config=self.dataset_config or "dataset.yaml",
             split_config=self.split_config,
-            trust_dataset_code=self.trust_dataset_code,
+            allow_imports=self.allow_imports,
+            allow_code=self.allow_code,
         )
         load, part_filter, note = self._recipe(folder)
         return OpenedScanSource(folder.num_samples, ShardReader(folder), load, part_filter, note)
@@ -73,10 +76,10 @@ class ScanSource:
         encoder: Any = DefaultTaskEncoder()
         encoder.decoder = SampleDecoder(image_decode="pilrgb")
         config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
-        trust = {"trust_dataset_code": True} if self.trust_dataset_code else {}
+        allowed = {"allow_imports": self.allow_imports, "allow_code": self.allow_code}
         try:
             part = folder.split_parts[0]
-            options = DatasetOptions.of_call(encoder, config, trust, split_part=part, training=False)
+            options = DatasetOptions.of_call(encoder, config, allowed, split_part=part, training=False)
             reference = SourceReference(
                 self.path, part, dataset_config=self.dataset_config, split_config=self.split_config
             )
@@ -98,7 +101,8 @@ class ScanSource:
             StorageError: It cannot be read.
         """
         root = StoragePath.of(self.path)
-        facts: list[Any] = [SCAN_VERSION, root.url, self.dataset_config, self.split_config, self.trust_dataset_code]
+        facts: list[Any] = [SCAN_VERSION, root.url, self.dataset_config, self.split_config]
+        facts += [self.allow_imports, self.allow_code]
         if self.is_jsonl:
             facts += [JsonlFile(self.path).uuid, _stamp(root)]
         else:

@@ -47,7 +47,13 @@ class Site:
         self.catalog = Catalog(options.path, dataset_config=options.dataset_config, split_config=options.split_config)
         opened = [entry for entry in self.catalog.entries if entry.dataset is not None]
         sources = [
-            ScanSource(entry.path, entry.dataset_config, entry.split_config, options.trust_dataset_code)
+            ScanSource(
+                entry.path,
+                entry.dataset_config,
+                entry.split_config,
+                allow_imports=options.allow_imports,
+                allow_code=options.allow_code,
+            )
             for entry in opened
         ]
         if not sources:

@@ -111,8 +111,8 @@ def test_the_command_needs_a_program(capsys: pytest.CaptureFixture[str]) -> None
         parse(["--decoder", "opencv", "train.py"])
     options, words = parse(["--decoder", "dali", "train.py", "--decoder", "x", "-m"])
     assert (options.decoder, words) == ("dali", ["train.py", "--decoder", "x", "-m"])
-    options, words = parse(["--trust-dataset-code", "-m", "a.b", "--x"])
-    assert (options.trust_dataset_code, options.module, words) == (True, ["a.b", "--x"], ["a.b", "--x"])
+    options, words = parse(["--trust-datasets", "-m", "a.b", "--x"])
+    assert (options.trust_datasets, options.module, words) == (True, ["a.b", "--x"], ["a.b", "--x"])
 
 
 def test_energon_itself_must_not_be_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:

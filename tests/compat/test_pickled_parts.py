@@ -71,8 +71,8 @@ def test_a_part_that_nobody_reads_costs_nothing(data: str) -> None:
 
 def test_a_part_that_is_read_loads_for_trusted_data_alone(data: str) -> None:
     (Path(data) / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
-    assert texts(data, cook_pickle, sample_type=None, trust_dataset_code=True) == ["0", "1", "2", "3"]
-    with pytest.raises(UntrustedCodeError, match=r"'extra\.pkl' of sample '\d'.*trust_dataset_code=True"):
+    assert texts(data, cook_pickle, sample_type=None, allow_code=True) == ["0", "1", "2", "3"]
+    with pytest.raises(UntrustedCodeError, match=r"'extra\.pkl' of sample '\d'.*allow_code=True"):
         texts(data, cook_pickle, sample_type=None)
 
 
@@ -82,9 +82,9 @@ def test_a_field_of_a_pickled_part(data: str) -> None:
     plain = get_train_dataset(data, field_map={"text": "txt"}, **options)
     assert [sample.text for sample in plain] == ["text"] * 4
     mapped = {"field_map": {"text": "extra.pkl[number]"}, **options}
-    trusted = get_train_dataset(data, trust_dataset_code=True, **mapped)
+    trusted = get_train_dataset(data, allow_code=True, **mapped)
     assert sorted(sample.text for sample in trusted) == [0, 1, 2, 3]
-    with pytest.raises(Exception, match="trust_dataset_code=True"):
+    with pytest.raises(Exception, match="allow_code=True"):
         list(get_train_dataset(data, **mapped))
 
 

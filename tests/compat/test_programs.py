@@ -81,7 +81,7 @@ def test_a_program_runs_by_the_command_with_workers(program: str, data: Path, tm
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     del environment["ENERGON_DALI_COMPAT_TRUST"]
     report = tmp_path / "report.json"
-    command = [warm_python, "-m", "energon_dali.compat", "--trust-dataset-code", str(PROGRAMS / f"{program}.py")]
+    command = [warm_python, "-m", "energon_dali.compat", "--trust-datasets", str(PROGRAMS / f"{program}.py")]
     subprocess.run([*command, str(data), str(report), "--num-workers", "2"], env=environment, check=True, timeout=100)
     assert sorted(json.loads(report.read_text())["samples"]) == EXPECTED[program]["samples"]
 

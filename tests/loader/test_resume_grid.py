@@ -182,7 +182,7 @@ def job(world: int, rank: int, workers: int = 0, streams: int = STREAMS) -> Work
 
 def train(path: Path, config: WorkerConfig, encoder: Any = Troubled, **options: Any) -> SavableDataset[Any]:
     options = {"batch_size": 2, "shuffle_buffer_size": 6, "max_samples_per_sequence": 4, **options}
-    return get_train_dataset(path, worker_config=config, task_encoder=encoder(), trust_dataset_code=True, **options)
+    return get_train_dataset(path, worker_config=config, task_encoder=encoder(), allow_imports=True, **options)
 
 
 def mixed(folder: Path, config: WorkerConfig) -> SavableDataset[Any]:
@@ -232,7 +232,7 @@ def limited(folder: Path, config: WorkerConfig) -> SavableDataset[Any]:
             split_part="train",
             worker_config=config,
             task_encoder=encoder(),
-            trust_dataset_code=True,
+            allow_imports=True,
             **{"batch_size": 2, **options},
         )
 

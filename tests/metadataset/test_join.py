@@ -94,7 +94,7 @@ def test_skip_leaves_out_what_has_no_match(pair: Path) -> None:
 def test_none_joins_with_none(pair: Path, joiner: str) -> None:
     file = join(pair, "{path: right, nonmatch: none}", joiner=joiner)
     prepare_metadataset(file)
-    found = samples(file, trust_dataset_code=True)
+    found = samples(file, allow_imports=True)
     expected = [f"left {k} + {None if k in KEYS[4:8] else f'right {k}'}" for k in KEYS]
     assert [sample.text for sample in found] == expected
 
@@ -121,7 +121,7 @@ def test_samples_in_another_part_of_the_split_are_not_a_match(pair: Path) -> Non
 def test_more_datasets_by_name_and_a_crude_one(pair: Path, joiner: str) -> None:
     file = join(pair, "{path: right, nonmatch: none}", joiner=joiner.replace("combine", "combine_named"), named=True)
     prepare_metadataset(file)
-    assert samples(file, trust_dataset_code=True)[0].text == "left k00 + right k00"
+    assert samples(file, allow_imports=True)[0].text == "left k00 + right k00"
     plain = join(pair, "{path: right, nonmatch: skip}", named=True)
     prepare_metadataset(plain)
     with pytest.raises(ConfigError, match=r"join.yaml:5 .*OCRSample takes joined samples by position, .* a, b"):
@@ -156,7 +156,7 @@ def test_training_resumes_everywhere_and_single_samples_are_restored(
             shuffle_buffer_size=window,
             max_samples_per_sequence=3,
             repeat=False,
-            trust_dataset_code=True,
+            allow_imports=True,
             packing_buffer_size=None,
         )
 
@@ -185,7 +185,7 @@ def test_media_of_all_sides_are_decoded_in_one_way(tmp_path: Path, monkeypatch: 
         encoder = DefaultTaskEncoder[Any, Any, Any, Any]()
         encoder.decoder = decoder
         with get_loader(
-            get_val_dataset(file, split_part="train", worker_config=job, task_encoder=encoder, trust_dataset_code=True)
+            get_val_dataset(file, split_part="train", worker_config=job, task_encoder=encoder, allow_imports=True)
         ) as loader:
             found.append([[image.numpy().tolist() for image in sample.sequence] for sample in loader])
     assert found[0] == found[1]
@@ -287,9 +287,9 @@ def test_an_index_of_a_split_that_was_prepared_otherwise_is_not_taken(pair: Path
     for shard, text in (("shard_001", "None"), ("shard_000", "right")):  # both have four samples, at the same offsets
         prepare_dataset(str(pair / "left"), split_patterns=[("train", f"{shard}.*"), ("val", ".*")])
         with pytest.raises(DatasetFormatError, match="has no index in"):
-            samples(file, trust_dataset_code=True)
+            samples(file, allow_imports=True)
         prepare_metadataset(file)
-        assert {sample.text.split()[3] for sample in samples(file, trust_dataset_code=True)} == {text}
+        assert {sample.text.split()[3] for sample in samples(file, allow_imports=True)} == {text}
 
 
 def test_preparing_again_replaces_a_damaged_index(pair: Path) -> None:
@@ -359,7 +359,7 @@ def test_rows_that_do_not_belong_together_fail_alone(pair: Path) -> None:
         (
             "{__module__: os, __function__: system}",
             UntrustedCodeError,
-            r"join.yaml:5 .*os.system .*trust_dataset_code=True",
+            r"join.yaml:5 .*os.system .*allow_imports=True",
         ),
         ("{__module__: megatron.energon, __function__: OCRSample}", UntrustedCodeError, "megatron.energon.OCRSample"),
         ("{__module__: megatron.energon, __class__: Popen}", UntrustedCodeError, "none of CaptioningSample"),
@@ -385,4 +385,4 @@ def test_trusted_joiners_that_are_none(text: str, message: str, pair: Path) -> N
     file = join(pair, "{path: right, nonmatch: skip}", joiner=text)
     prepare_metadataset(file)
     with pytest.raises(DatasetFormatError, match=message):
-        samples(file, trust_dataset_code=True)
+        samples(file, allow_imports=True)

@@ -357,7 +357,7 @@ def _build_leaf(
     common = {
         "worker_config": config,
         "task_encoder": encoder(own["family"], own["hooks"], decoder),
-        "trust_dataset_code": True,
+        "allow_imports": True,
         "split_part": "train",
         **options,
     }

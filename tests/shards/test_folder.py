@@ -188,10 +188,11 @@ def test_wrong_dataset_config_is_named(root: Path, content: object, message: str
         {"sample_type": {"__module__": "megatron.energon", "__class__": "popen"}, "field_map": {"image": "jpg"}},
     ],
 )
-def test_unknown_classes_need_trust(root: Path, content: object) -> None:
-    with pytest.raises(UntrustedCodeError, match="trust_dataset_code=True"):
-        config_of(root, content)
-    assert config_of(root, content, trust_dataset_code=True)
+def test_classes_of_other_packages_are_imported_only_if_allowed(root: Path, content: object) -> None:
+    for options in ({}, {"allow_code": True}):
+        with pytest.raises(UntrustedCodeError, match="allow_imports=True"):
+            config_of(root, content, **options)
+    assert config_of(root, content, allow_imports=True)
 
 
 def test_yaml_makes_no_objects(root: Path) -> None:
@@ -208,7 +209,7 @@ def keep(part):
 """
 
 
-def test_sample_loader_runs_only_where_it_is_trusted(root: Path) -> None:
+def test_sample_loader_runs_only_if_allowed(root: Path) -> None:
     (root / ".nv-meta" / "sample_loader.py").write_text("open('/nonexistent/x', 'w')")
     content = {
         "sample_type": CAPTIONING,
@@ -216,12 +217,13 @@ def test_sample_loader_runs_only_where_it_is_trusted(root: Path) -> None:
         "part_filter": "sample_loader.py:keep",
     }
     write_meta(root, "dataset.yaml", content)
-    with pytest.raises(UntrustedCodeError, match="trust_dataset_code=True"):
-        resolve_sample_loader(WebdatasetFolder(str(root)))
+    for options in ({}, {"allow_imports": True}):
+        with pytest.raises(UntrustedCodeError, match="allow_code=True"):
+            resolve_sample_loader(WebdatasetFolder(str(root), **options))
     with pytest.raises(DatasetFormatError, match="cannot be run: FileNotFoundError"):
-        resolve_sample_loader(WebdatasetFolder(str(root), trust_dataset_code=True))
+        resolve_sample_loader(WebdatasetFolder(str(root), allow_code=True))
     (root / ".nv-meta" / "sample_loader.py").write_text(LOADER)
-    found = resolve_sample_loader(WebdatasetFolder(str(root), trust_dataset_code=True))
+    found = resolve_sample_loader(WebdatasetFolder(str(root), allow_code=True))
     assert found is not None
     loader, keep = pickle.loads(pickle.dumps(found))
     assert loader({"txt": "a"}) == {"caption": "a!"}
@@ -233,7 +235,7 @@ def test_part_filter_may_be_a_list(root: Path) -> None:
     (root / ".nv-meta" / "sample_loader.py").write_text(LOADER)
     content = {"sample_type": CAPTIONING, "sample_loader": "sample_loader.py:load", "part_filter": ["txt"]}
     write_meta(root, "dataset.yaml", content)
-    found = resolve_sample_loader(WebdatasetFolder(str(root), trust_dataset_code=True))
+    found = resolve_sample_loader(WebdatasetFolder(str(root), allow_code=True))
     assert found is not None
     assert found[1]("txt")
     assert not found[1]("jpg")
@@ -244,7 +246,7 @@ def test_loader_stays_in_the_folder(root: Path, reference: str) -> None:
     (root / ".nv-meta" / "x.py").write_text(LOADER)
     write_meta(root, "dataset.yaml", {"sample_type": CAPTIONING, "sample_loader": reference, "part_filter": []})
     with pytest.raises(DatasetFormatError):
-        resolve_sample_loader(WebdatasetFolder(str(root), trust_dataset_code=True))
+        resolve_sample_loader(WebdatasetFolder(str(root), allow_code=True))
 
 
 # --- collapsed names -------------------------------------------------------------------------------------------------

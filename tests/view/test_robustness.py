@@ -102,7 +102,7 @@ def test_a_sample_that_ends_the_process_is_said_to(tmp_path: Path) -> None:
     config = {"sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"}}
     functions = {name: f"sample_loader.py:{name}" for name in ("sample_loader", "part_filter")}
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps({**config, **functions}))
-    check = SampleCheck([ScanSource(str(folder), trust_dataset_code=True)])
+    check = SampleCheck([ScanSource(str(folder), allow_code=True)])
     try:
         facts = check.examine(0, 1)
         assert (facts.index, facts.stage, facts.reason) == (1, "decode", "Decoding it ended its process with SIGKILL")
@@ -159,7 +159,7 @@ def test_the_end_does_not_wait_for_code_of_the_dataset(tmp_path: Path) -> None:
             server.ask(f"/data/0/sample/{index}/facts")
 
     try:
-        with serving(data, tmp_path / "scans", trust_dataset_code=True) as server:
+        with serving(data, tmp_path / "scans", allow_code=True) as server:
             server.site.scan.start()
             asking = [threading.Thread(target=ask, args=(server, index)) for index in range(3)]
             for thread in asking:

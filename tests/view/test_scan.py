@@ -179,8 +179,8 @@ def test_a_sample_that_ends_the_process_is_named_and_left_out(tmp_path: Path, mo
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
     untrusted = scan_here(folder, tmp_path / "cache")
     assert untrusted.failures() == []
-    assert "trust_dataset_code" in untrusted.note()
-    scan = Scan([ScanSource(str(folder), trust_dataset_code=True)], folder=tmp_path / "cache", num_processes=1)
+    assert "allow_code" in untrusted.note()
+    scan = Scan([ScanSource(str(folder), allow_code=True)], folder=tmp_path / "cache", num_processes=1)
     scan.start()
     assert scan.wait(120)
     assert scan.progress() == ScanProgress(6, 6, running=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from energon_dali.cli.dataset_options import code_options
 from energon_dali.shards.prepare.parallel import map_in_order
 
 
@@ -23,7 +24,7 @@ from energon_dali.shards.prepare.parallel import map_in_order
     help="Decode images with PIL, or with DALI as a DaliDecoder does.",
 )
 @click.option("--parallel", type=click.IntRange(min=1, max=1024), default=1, show_default=True, help="Processes.")
-@click.option("--trust-dataset-code", is_flag=True, help="Let sample_loader.py and joiners of the dataset run.")
+@code_options
 def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **given: Any) -> None:
     """Look for errors in the dataset, the metadataset (.yaml), or the .jsonl file at PATH.
 

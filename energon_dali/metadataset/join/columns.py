@@ -40,14 +40,15 @@ class ColumnFolder:
 
 
 def open_columns(
-    columns: Sequence[JoinColumn], location: object, *, trust_dataset_code: bool = False
+    columns: Sequence[JoinColumn], location: object, *, allow_imports: bool = False, allow_code: bool = False
 ) -> list[ColumnFolder]:
     """Returns the datasets of a join.
 
     Args:
         columns: The primary one first.
         location: Where the join is named, for messages.
-        trust_dataset_code: Run code that the datasets bring.
+        allow_imports: Import what the datasets name.
+        allow_code: Run code that is in the datasets.
 
     Raises:
         DatasetFormatError: One is not prepared, or its split is damaged.
@@ -61,7 +62,8 @@ def open_columns(
                 column.path,
                 dataset_config=column.dataset_config or DEFAULT_NAME,
                 split_config=column.split_config,
-                trust_dataset_code=trust_dataset_code,
+                allow_imports=allow_imports,
+                allow_code=allow_code,
             )
             numbers = {name: number for number, name in enumerate(folder.shard_names)}
             folder.split_ranges(column.split_part)  # refuses unknown parts and shards

@@ -97,19 +97,19 @@ def _read_joiner(node: Node) -> JoinerReference:
     return JoinerReference(names[kinds[0]], names.get("__module__"), kinds[0] == "__function__")
 
 
-def load_joiner(reference: JoinerReference, location: object, *, trust_dataset_code: bool) -> Callable[..., Any]:
+def load_joiner(reference: JoinerReference, location: object, *, allow_imports: bool) -> Callable[..., Any]:
     """Returns the function that makes one sample of the joined ones.
 
     Args:
         reference: The joiner that the metadataset names.
         location: Where it is named, for messages.
-        trust_dataset_code: Import classes and functions of other packages.
+        allow_imports: Import classes and functions of other packages.
 
     Raises:
         UntrustedCodeError: It is of another package, and the user did not allow that.
         DatasetFormatError: It cannot be imported, or is not a Sample class.
     """
-    found = reference.given if reference.given is not None else _find(reference, location, trust_dataset_code)
+    found = reference.given if reference.given is not None else _find(reference, location, allow_imports)
     if reference.is_function:
         if callable(found):
             return found
@@ -123,16 +123,16 @@ def load_joiner(reference: JoinerReference, location: object, *, trust_dataset_c
     )
 
 
-def _find(reference: JoinerReference, location: object, trusted: bool) -> Any:
+def _find(reference: JoinerReference, location: object, allow_imports: bool) -> Any:
     module, name = reference.module or FOREIGN_MODULES[0], reference.name
     joinable = SAMPLE_TYPES - {"CrudeSample"}
     ours = module in FOREIGN_MODULES or module.startswith("megatron.energon.")
     if ours and not reference.is_function and name in joinable:
         return getattr(samples, name)
-    if not trusted:
+    if not allow_imports:
         raise UntrustedCodeError(
-            f"{location}: the joiner {module}.{name} is none of {', '.join(sorted(joinable))}. Loading it runs code "
-            "that the file chose: look at it, then pass trust_dataset_code=True."
+            f"{location}: the joiner {module}.{name} is none of {', '.join(sorted(joinable))}. Importing it runs "
+            "code that the file chose: look at it, then pass allow_imports=True."
         )
     try:
         found: Any = importlib.import_module(module)

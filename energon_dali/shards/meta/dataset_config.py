@@ -46,19 +46,17 @@ _KEYS = frozenset(("__module__", "__class__", "part_filter", "split_config", "su
 _STANDARD_KEYS = _KEYS | {"field_map", "sample_loader", "sample_type"}
 
 
-def read_dataset_config(
-    root: StoragePath, name: str = DEFAULT_NAME, *, trust_dataset_code: bool = False
-) -> dict[str, Any]:
+def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, allow_imports: bool = False) -> dict[str, Any]:
     """Reads and checks `dataset.yaml`; an older factory name is replaced by its `sample_type`.
 
     Args:
         root: Folder of the dataset.
         name: File in `.nv-meta`.
-        trust_dataset_code: Allow unknown class names.
+        allow_imports: Accept the names of classes of other packages.
 
     Raises:
         DatasetFormatError: The file is missing or cannot be understood.
-        UntrustedCodeError: It names an unknown class, and `trust_dataset_code` is False.
+        UntrustedCodeError: It names a class of another package, and `allow_imports` is False.
         StorageError: It cannot be read.
     """
     path = root / META / name
@@ -70,7 +68,7 @@ def read_dataset_config(
         )
     factory = config.get("__class__", STANDARD)
     if "__class__" in config:
-        _check_type(config, FACTORIES, path, trust_dataset_code)
+        _check_type(config, FACTORIES, path, allow_imports)
     if factory in TYPED_FACTORIES:
         del config["__class__"]
         config.pop("__module__", None)
@@ -79,7 +77,7 @@ def read_dataset_config(
     if factory in FACTORIES:  # the keys of an unknown factory are its own
         check_keys(config, _KEYS if factory == CRUDE else _STANDARD_KEYS, path)
     if factory == STANDARD:
-        _check_standard(config, path, trust_dataset_code)
+        _check_standard(config, path, allow_imports)
     split_config_of(config, path)
     if not isinstance(config.get("subflavors", {}), dict):
         raise DatasetFormatError(
@@ -170,8 +168,8 @@ def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: Storage
         return
     raise UntrustedCodeError(
         f"{path} names the class {excerpt_names([f'{module}.{name}'])}, which is not one of "
-        f"{', '.join(sorted(allowed))}. Loading it runs code that the dataset chose: look at it, then pass "
-        "trust_dataset_code=True."
+        f"{', '.join(sorted(allowed))}. Importing it runs code that the dataset chose: look at it, then "
+        "pass allow_imports=True."
     )
 
 

@@ -1,4 +1,4 @@
-"""Functions in Python files of a dataset, which run only if the user trusts the dataset."""
+"""Functions in Python files of a dataset, which run only if the user allows it."""
 
 from __future__ import annotations
 
@@ -59,30 +59,46 @@ class DatasetFunction:
         return f"DatasetFunction({self.path}:{self.name})"
 
 
-def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool) -> DatasetFunction:
-    """Returns a function of the dataset.
+def check_code_allowed(root: StoragePath, reference: str, *, allow_code: bool) -> re.Match[str]:
+    """Returns the match of a reference to a function of the dataset: the groups are its file and its name.
 
     Args:
         root: Folder of the dataset.
         reference: `FILE.py:FUNCTION`, the file in `.nv-meta`.
-        trust_dataset_code: Whether the user allows it to run.
+        allow_code: Whether the user allows it to run.
 
     Raises:
         UntrustedCodeError: The user did not allow it.
-        DatasetFormatError: The reference cannot be understood, the file is missing, or does not run.
-        StorageError: It cannot be read.
+        DatasetFormatError: The reference cannot be understood.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None or ".." in match[1].split("/") or match[1].startswith("/"):
         raise DatasetFormatError(
             f"{root} names the function {excerpt(reference)}. Write it as FILE.py:FUNCTION, with the file in {META}."
         )
-    path = root / META / match[1]
-    if not trust_dataset_code:
+    if not allow_code:
         raise UntrustedCodeError(
-            f"{root} wants to run {match[2]}() of {path}, which is code that comes with the data. Read it; if you "
-            "trust it, pass trust_dataset_code=True. A field_map in dataset.yaml needs no code."
+            f"{root} wants to run {match[2]}() of {root / META / match[1]}, which is code that comes with the data. "
+            "Read it; if you trust it, pass allow_code=True. A field_map in dataset.yaml needs no code."
         )
+    return match
+
+
+def load_function(root: StoragePath, reference: str, *, allow_code: bool) -> DatasetFunction:
+    """Returns a function of the dataset.
+
+    Args:
+        root: Folder of the dataset.
+        reference: `FILE.py:FUNCTION`, the file in `.nv-meta`.
+        allow_code: Whether the user allows it to run.
+
+    Raises:
+        UntrustedCodeError: The user did not allow it.
+        DatasetFormatError: The reference cannot be understood, the file is missing, or does not run.
+        StorageError: It cannot be read.
+    """
+    match = check_code_allowed(root, reference, allow_code=allow_code)
+    path = root / META / match[1]
     content = read_content(path)
     if content is None:
         raise DatasetFormatError(f"{path}, which dataset.yaml names, is missing. Put it there, or use a field_map.")

@@ -84,7 +84,7 @@ class TransformerDataConfig:
     decode_process: bool | str = False
     """Decode and run hooks in a process of their own; "auto" where there is something to gain. See BasicDataLoader."""
     dataset_options: dict[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of `get_train_dataset` and `get_val_dataset`, such as subset or trust_dataset_code."""
+    """Further keyword arguments of `get_train_dataset` and `get_val_dataset`, such as subset or allow_imports."""
     loader_options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the loaders, such as watchdog_timeout_seconds."""
 
