@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon_dali.errors import StateError
+from energon_dali.shards.documents.state_entries import DamagedStateError
 
 _KIND = "~kind"
 """Key of a dict that stands for a value of another kind."""
@@ -66,7 +67,7 @@ def from_plain(value: Any) -> Any:
     except StateError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StateError(f"The state is damaged: {type(error).__name__}: {str(error)[:300]}") from error
+        raise DamagedStateError(f"{type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _from_plain(value: Any) -> Any:
@@ -87,7 +88,7 @@ def _from_plain(value: Any) -> Any:
         return data
     dtype = np.dtype(str(value["dtype"]))
     if dtype.kind not in "biufc":
-        raise StateError(f"The state is damaged: it holds an array of {dtype}.")
+        raise DamagedStateError(f"it holds an array of {dtype}.")
     array = np.frombuffer(data, dtype).reshape(value["shape"]).copy()
     if kind == "array":
         return array[()] if value["scalar"] else array
@@ -95,4 +96,4 @@ def _from_plain(value: Any) -> Any:
         import torch
 
         return torch.from_numpy(array)
-    raise StateError(f"The state is damaged: it holds a value of the unknown kind {str(kind)[:50]!r}.")
+    raise DamagedStateError(f"it holds a value of the unknown kind {str(kind)[:50]!r}.")

@@ -72,7 +72,8 @@ def explained(path: str | Path | None, saved: Mapping[str, Any], now: Mapping[st
         different = describe_differences(saved, now) if path is not None else ""
         if not different:
             raise
-        raise type(error)(f"{error} {different}") from error
+        kind = LayoutError if isinstance(error, LayoutError) else StateError  # a subclass may take other arguments
+        raise kind(f"{error} {different}") from error
     except (RuntimeError, ValueError) as error:
         if path is None or not any(text in str(error) for text in _OF_OTHER_SHAPE):
             raise

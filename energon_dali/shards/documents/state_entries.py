@@ -10,14 +10,27 @@ from typing import Any
 from energon_dali.errors import StateError
 from energon_dali.shards.documents.content import excerpt
 
-DAMAGED = "The state is damaged: "
-"""Start of the messages; code that has the stream of the state replaces it."""
 MAX_COUNT = 1 << 48
 """Largest count, position or epoch; multiplied by the number of streams it still fits 64 bits."""
 MAX_STATE_DEPTH = 200
 """Levels of nesting in a state: each dataset of a tree adds one or two."""
 MAX_KEY_DEPTH = 64
 """Levels of nesting in a restore key."""
+
+
+class DamagedStateError(StateError):
+    """An entry of a state cannot be used. `restore_stream` adds which stream it belongs to.
+
+    Args:
+        reason: What is wrong, and what to do, without "The state is damaged".
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The state is damaged: {reason}")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[DamagedStateError], tuple[str]]:
+        return type(self), (self.reason,)
 
 
 def count_of(state: Any, name: str, most: int = MAX_COUNT) -> int:
@@ -102,14 +115,14 @@ def check_plain(state: Any) -> None:
         for outer in level:
             if isinstance(outer, Mapping):
                 if not all(isinstance(name, str) for name in outer):
-                    raise StateError(f"{DAMAGED}{excerpt(outer)} has a name that is not text.")
+                    raise DamagedStateError(f"{excerpt(outer)} has a name that is not text.")
                 inner += outer.values()
             else:
                 inner += outer
         level = [value for value in inner if isinstance(value, (Mapping, list, tuple))]
         if not level:
             return
-    raise StateError(f"{DAMAGED}it is nested in more than {MAX_STATE_DEPTH} levels. Restore another one.")
+    raise DamagedStateError(f"it is nested in more than {MAX_STATE_DEPTH} levels. Restore another one.")
 
 
 def checked_count(value: Any, name: str, most: int = MAX_COUNT) -> int:
@@ -122,15 +135,15 @@ def checked_count(value: Any, name: str, most: int = MAX_COUNT) -> int:
 def entry_of(state: Any, name: str) -> Any:
     """Returns an entry; raises StateError if it is missing or the state is not a mapping."""
     if not isinstance(state, Mapping):
-        raise StateError(f"{DAMAGED}{excerpt(state)} should be a mapping. Restore another one.")
+        raise DamagedStateError(f"{excerpt(state)} should be a mapping. Restore another one.")
     if name not in state:
-        raise StateError(f"{DAMAGED}its entry {name!r} is missing. Restore another one.")
+        raise DamagedStateError(f"its entry {name!r} is missing. Restore another one.")
     return state[name]
 
 
 def damaged(name: str, value: object, wanted: str) -> StateError:
     """Returns the error for an entry that cannot be used."""
-    return StateError(f"{DAMAGED}its entry {name!r} is {excerpt(value)}, and should be {wanted}. Restore another one.")
+    return DamagedStateError(f"its entry {name!r} is {excerpt(value)}, and should be {wanted}. Restore another one.")
 
 
 def _is_number(value: Any) -> bool:
@@ -154,11 +167,8 @@ def restore_stream(iterator: Any, state: dict[str, Any], stream: int) -> None:
     """
     try:
         iterator.load_state_dict(state)
-    except StateError as error:
-        _, of_an_entry, reason = str(error).partition(DAMAGED)
-        if not of_an_entry:
-            raise
-        raise StateError(f"The state of stream {stream} is damaged, or of another release: {reason}") from error
+    except DamagedStateError as error:
+        raise StateError(f"The state of stream {stream} is damaged, or of another release: {error.reason}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(
             f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
