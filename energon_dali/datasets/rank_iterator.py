@@ -284,7 +284,8 @@ class RankIterator(Iterator[T], Generic[T]):
             self._warm = False
             self._restored.clear()
             if self._batches is not None:  # the tree begins where a state was restored
-                self._continue_from(Cursor(weights=self._batches.start.weights))
+                start = self._batches.start
+                self._continue_from(Cursor(weights=start.weights, weights_over=start.weights_over))
         raise StopIteration
 
     def _rewind(self) -> None:

@@ -21,12 +21,13 @@ from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.loader.delivery_log import LogPart, parts_of, sizes_of, uncovered_ranks
+from energon_dali.loader.delivery_log import LogPart, history_of, parts_of, uncovered_ranks
 from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import check_same_source
 from energon_dali.plan import Cursor, GlobalBatchPlan, Plan, Rows
+from energon_dali.plan.plan import source_offsets
 from energon_dali.plan.rng import Int64Array
-from energon_dali.plan.scheduled import FIRST, Base, ScheduledBlendPlan
+from energon_dali.plan.scheduled import FIRST, ScheduledBlendPlan
 from energon_dali.plan.spares import spare_number
 
 _AT_ONCE = 65_536
@@ -85,8 +86,9 @@ class SeenSamples:
         self._spares: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         parts = parts_of(state)
+        self._history = history_of(state)
         self._deviations = _Deviations.of(parts)
-        self.incomplete = _incomplete(parts, self._reached)
+        self.incomplete = _incomplete(parts, self._reached, self._first_planned)
         """Why this is not exact, in sentences; [] if it is."""
         self._count_all(progress)
 
@@ -149,6 +151,8 @@ class SeenSamples:
     def _count_all(self, progress: Progress) -> None:
         done, total = 0, self.cursor.unit
         plan: Plan = self._batches.units
+        if self._first_planned:
+            self._count_members()
         for plan, start, stop in self._stretches():
             for first, last in self._deviations.ranges_between(start, stop):
                 for begin in range(first, last, _AT_ONCE):
@@ -159,28 +163,47 @@ class SeenSamples:
         if self.cursor.micro_batch:
             self._count_begun(plan)
 
+    @cached_property
+    def _first_planned(self) -> int:
+        """The first unit whose row is known: without the history of a job, the one that its cursor counts from."""
+        return self.cursor.base.drawn_from if self._history.is_lost else 0
+
+    def _count_members(self) -> None:
+        """Counts the units before the first whose row is known: the first rows of each dataset of the blend."""
+        plan = self._batches.units
+        if not isinstance(plan, ScheduledBlendPlan) or sum(self.cursor.base.counts) != self._first_planned:
+            raise StateError("The state is damaged: the counts of its cursor are not those of a blend of the job.")
+        for offset, member, count in zip(
+            source_offsets(plan.members), plan.members, self.cursor.base.counts, strict=True
+        ):
+            for begin in range(0, count, _AT_ONCE):
+                rows = member.rows(begin, min(begin + _AT_ONCE, count)).renumbered(offset)
+                np.add.at(self._counts, self._numbers.of_rows(rows), 1)
+
     def _stretches(self) -> Iterator[tuple[Plan, int, int]]:
         """Yields (plan of the units, first unit, unit after the last) for each range in which steps had one size.
 
         Raises:
             StateError: The log does not fit the cursor.
         """
-        base, start = FIRST, 0
-        began = self.cursor.base
-        if not sizes_of(self._state) and began == Base(began.step, began.unit):
-            # A job that was started there with `start_at`: its plan does not depend on the sizes of earlier steps.
-            yield self._plan_of(self._state["global_batch"][0], replace(self.cursor, base=FIRST)), 0, began.unit
-            base, start = began, began.unit
-        for change in sizes_of(self._state):
-            plan = self._plan_of(change.size, replace(self.cursor, base=base))
+        history, size = self._history, self._state["global_batch"][0]
+        if history.is_lost:
+            yield self._plan_of(size, self.cursor), self._first_planned, self.cursor.unit
+            return
+        whole = replace(self.cursor, base=FIRST, weights=(*history.weights, *self.cursor.weights))
+        start = 0
+        for change in history.sizes:
+            plan = self._plan_of(change.size, whole)
             if change.unit < start or change.unit > self.cursor.unit:
                 raise StateError(f"The state is damaged: its log has a change of size at unit {change.unit:,}.")
             yield plan, start, change.unit
             base = plan.rebased(change.step, change.unit) if isinstance(plan, ScheduledBlendPlan) else FIRST
-            start = change.unit
-        if base != self.cursor.base:
-            raise StateError("The state is damaged: the sizes of steps in its log do not lead to its cursor.")
-        yield self._plan_of(self._state["global_batch"][0], self.cursor), start, self.cursor.unit
+            whole, start = replace(whole, base=base), change.unit
+        plan, own = self._plan_of(size, whole), self._plan_of(size, self.cursor)
+        counts = [one.counts_at(self.cursor.unit) for one in (plan, own) if isinstance(one, ScheduledBlendPlan)]
+        if counts and counts[0] != counts[1]:
+            raise StateError("The state is damaged: the step sizes and weights in its log do not lead to its cursor.")
+        yield plan, start, self.cursor.unit
 
     def _plan_of(self, size: int, start: Cursor) -> Plan:
         return replace(
@@ -351,8 +374,13 @@ def refuse_streams(state: State) -> None:
         )
 
 
-def _incomplete(parts: list[LogPart], reached: int) -> list[str]:
+def _incomplete(parts: list[LogPart], reached: int, first_planned: int) -> list[str]:
     found = []
+    if first_planned:
+        found.append(
+            "The log has no room for all changes of weights and of step sizes. Samples that failed or were left out in "
+            f"units 0 to {first_planned - 1:,} of the job count as seen, and spares in their places do not."
+        )
     dropped = sum(part.dropped for part in parts)
     if dropped:
         found.append(

@@ -79,7 +79,7 @@ def parts_of(dataset: SavableDataset[Any], cursor: Cursor) -> dict[str, Any]:
     return {
         "the datasets, their order or weights": _digest(_without_hooks(config, "")),
         "the hooks": _digest(config),
-        "the cursor": cursor_entry(cursor),
+        "the cursor": cursor_entry(batches.folded(cursor)[0]),
         "world_size": batches.world_size,
         "batch_size": batches.micro_batch_size,
         "global_batch_size": batches.global_batch_size,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
+import numpy as np
 from typing_extensions import Unpack
 
 from energon_dali.cache import CachePool
@@ -133,6 +134,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._snapshot: State | None = None
         self._begun = False
+        self._blended: tuple[Any, Any] = (0, 0)
+        """Samples of each dataset of a blend that this process took before its cursor's base: wanted, planned."""
         self._epoch = self._given = 0
         self._must_compare = self._options.check_plan
         self._pid = os.getpid()
@@ -357,7 +360,10 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             return {}
         state = self._state
         found = batches.blended_before(batches.start if state is None else cursor_of(state))
-        return {} if found is None else planned_shares(source_of(self._tree).names, *found)
+        if found is None:
+            return {}
+        wanted, planned = (np.add(one, before).tolist() for one, before in zip(found, self._blended, strict=True))
+        return planned_shares(source_of(self._tree).names, wanted, planned)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Called by copy, deepcopy and pickle, which would otherwise fail on a lock or a process somewhere inside.

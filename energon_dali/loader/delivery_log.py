@@ -1,12 +1,14 @@
 """What a job with global batches delivered other than planned: kept by each rank, and saved with its state.
 
 A state says where a job is, and the plan says which units come before that. The log has the rest, so that both together
-say exactly which samples were seen: units that failed, spares in their places, and steps that were left out.
+say exactly which samples were seen: units that failed, spares in their places, and steps that were left out. With it
+is what planning the steps again that are over needs: their sizes, and weights that were set and no longer hold.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.cursor_entry import weights_entry, weights_of
 from energon_dali.datasets.deviations import LEFT_OUT, Deviation
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.state_entries import (
@@ -22,12 +25,14 @@ from energon_dali.shards.documents.state_entries import (
     count_of,
     damaged,
     entry_of,
+    flag_of,
     list_of,
     state_of,
 )
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import State
+    from energon_dali.plan.scheduled import WeightChange
 
 LOG = "log"
 """Name of the entry of a state."""
@@ -35,8 +40,9 @@ MAX_LOG_BYTES = 1 << 20
 """Most bytes of the entry of one rank. Deviations beyond that are counted."""
 _FRAME_BYTES = 4096
 _BYTES_PER_PART = 160
-_BYTES_PER_SIZE = 80
-"""What the entry takes besides the deviations, at most."""
+"""What the entry takes besides the deviations and the history, at most."""
+MAX_HISTORY_BYTES = MAX_LOG_BYTES // 2
+"""Most bytes of it that the history takes."""
 _OUTCOME_BITS = 3
 
 
@@ -90,6 +96,23 @@ class StepSize:
     """Units of each step before it."""
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """How steps were made that are over: the same on all ranks."""
+
+    sizes: tuple[StepSize, ...] = ()
+    """Sizes of earlier steps, in order."""
+    weights: tuple[WeightChange, ...] = ()
+    """Weights of a blend that were set and are over, in order: those that still hold, or come, are in the cursor."""
+    is_lost: bool = False
+    """Whether there were too many of both, so that none is kept."""
+
+    def as_entry(self) -> State:
+        """Returns the entries of a log."""
+        sizes = [asdict(one) for one in self.sizes]
+        return {"sizes": sizes, "weights": weights_entry(self.weights), "history_lost": self.is_lost}
+
+
 class DeliveryLog:
     """The log of one rank. May be used by several threads.
 
@@ -98,7 +121,7 @@ class DeliveryLog:
         world_size: Number of ranks.
         start: First unit that it is of.
         parts: What was noted before, by this rank and others.
-        sizes: Sizes of earlier steps, in order.
+        history: Earlier sizes and weights.
     """
 
     def __init__(
@@ -107,11 +130,12 @@ class DeliveryLog:
         world_size: int,
         start: int = 0,
         parts: Iterable[LogPart] = (),
-        sizes: Iterable[StepSize] = (),
+        history: History = History(),
     ) -> None:
         self._lock = threading.RLock()  # a signal handler may save a state at any time
         self._parts = list(parts)
-        self._sizes = list(sizes)
+        self._history = history
+        self._history_bytes = len(json.dumps(history.as_entry()))
         self._begin(LogPart(start, start, rank, world_size, 0, ""))
 
     def _begin(self, part: LogPart) -> None:
@@ -124,9 +148,18 @@ class DeliveryLog:
         self._encoded = self._next
         """The same, of those in the data: others did not fit."""
         self._dropped = part.dropped
-        others = _BYTES_PER_PART * (len(self._parts) + 1) + _BYTES_PER_SIZE * len(self._sizes)
+
+    @property
+    def history(self) -> History:
+        """Earlier sizes and weights."""
+        return self._history
+
+    @property
+    def _room(self) -> int:
+        """Most bytes of deviations before they are packed."""
+        others = _BYTES_PER_PART * (len(self._parts) + 1) + self._history_bytes
         others += sum(len(one.deviations) for one in self._parts)
-        self._room = max(0, MAX_LOG_BYTES - _FRAME_BYTES - others) * 4 // 5  # base85 writes 4 bytes as 5
+        return max(0, MAX_LOG_BYTES - _FRAME_BYTES - others) * 4 // 5  # base85 writes 4 bytes as 5
 
     @classmethod
     def restored(cls, state: State, rank: int, world_size: int, reached: int) -> DeliveryLog:
@@ -147,11 +180,13 @@ class DeliveryLog:
         parts = parts_of(state)
         if len(state["given"]) == state["world_size"]:
             parts = [part for part in parts if part.rank % world_size == rank]
-        parts = _fitting([part.before(reached) for part in parts if part.start < reached])
+        history = history_of(state)
+        room = MAX_LOG_BYTES - len(json.dumps(history.as_entry()))
+        parts = _fitting([part.before(reached) for part in parts if part.start < reached], room)
         own = next(
             (part for part in parts if (part.rank, part.world_size, part.stop) == (rank, world_size, reached)), None
         )
-        log = cls(rank, world_size, reached, [part for part in parts if part is not own], sizes_of(state))
+        log = cls(rank, world_size, reached, [part for part in parts if part is not own], history)
         if own is not None:
             log._begin(own)
         return log
@@ -163,12 +198,13 @@ class DeliveryLog:
             deviations: As the state of a RankIterator has them, after all that were noted before.
         """
         with self._lock:
+            room = self._room
             for one in map(Deviation._make, deviations):
                 if one.unit < self._next:
                     continue
                 self._next = one.unit + one.num_units
                 data = _encode([one], self._encoded)
-                if len(self._data) + len(data) > self._room:
+                if len(self._data) + len(data) > room:
                     self._dropped += 1
                     continue
                 self._encoded = self._next
@@ -179,7 +215,8 @@ class DeliveryLog:
         with self._lock:
             own = self._current(max(unit, self._next)).before(unit)
             self._parts = [part.before(unit) for part in self._parts if part.start < unit]
-            self._sizes = [one for one in self._sizes if one.unit <= unit]
+            sizes = tuple(one for one in self._history.sizes if one.unit <= unit)
+            self._keep(replace(self._history, sizes=sizes))
             self._begin(replace(own, start=min(own.start, unit), stop=unit))
 
     def continue_with(self, rank: int, world_size: int, reached: int) -> None:
@@ -203,7 +240,31 @@ class DeliveryLog:
             size: Units of the steps before it.
         """
         with self._lock:
-            self._sizes.append(StepSize(step, unit, size))
+            self._keep(replace(self._history, sizes=(*self._history.sizes, StepSize(step, unit, size))))
+
+    def note_weights(self, changes: Iterable[WeightChange]) -> None:
+        """Notes weights that are over; those that are noted already change nothing.
+
+        Args:
+            changes: In their order.
+        """
+        with self._lock:
+            known = self._history.weights
+            last = known[-1].at if known else -1
+            new = tuple(change for change in changes if change.at > last)
+            if new:
+                self._keep(replace(self._history, weights=(*known, *new)))
+
+    def _keep(self, history: History) -> None:
+        """Keeps a history if there is room for it."""
+        if self._history.is_lost:
+            return
+        size = len(json.dumps(history.as_entry()))
+        others = _BYTES_PER_PART * (len(self._parts) + 1) + sum(len(one.deviations) for one in self._parts)
+        if size > min(MAX_HISTORY_BYTES, MAX_LOG_BYTES - _FRAME_BYTES - others - len(self._data) * 5 // 4):
+            history = History(is_lost=True)
+            size = len(json.dumps(history.as_entry()))
+        self._history, self._history_bytes = history, size
 
     def entry(self, reached: int) -> State:
         """Returns the entry of a state, as {"log": ...}.
@@ -212,7 +273,7 @@ class DeliveryLog:
             reached: Unit after the last that was delivered.
         """
         with self._lock:
-            return _as_entry([*self._parts, self._current(reached)], self._sizes)
+            return _as_entry([*self._parts, self._current(reached)], self._history)
 
     def _current(self, reached: int) -> LogPart:
         part = replace(
@@ -224,9 +285,14 @@ class DeliveryLog:
         return part.before(max(reached, part.start))
 
 
-def _fitting(parts: Iterable[LogPart]) -> list[LogPart]:
-    """Returns parts of which those that no rank has room for only count their deviations."""
-    room = MAX_LOG_BYTES - _FRAME_BYTES
+def _fitting(parts: Iterable[LogPart], room: int) -> list[LogPart]:
+    """Returns parts of which those that no rank has room for only count their deviations.
+
+    Args:
+        parts: The parts.
+        room: Bytes of the entry without the history.
+    """
+    room -= _FRAME_BYTES
     found = []
     for part in parts:
         room -= _BYTES_PER_PART + len(part.deviations)
@@ -237,8 +303,8 @@ def _fitting(parts: Iterable[LogPart]) -> list[LogPart]:
     return found
 
 
-def _as_entry(parts: Iterable[LogPart], sizes: Iterable[StepSize]) -> State:
-    return {LOG: {"sizes": [asdict(one) for one in sizes], "parts": [asdict(part) for part in parts]}}
+def _as_entry(parts: Iterable[LogPart], history: History) -> State:
+    return {LOG: {**history.as_entry(), "parts": [asdict(part) for part in parts]}}
 
 
 def merge_logs(states: Sequence[State]) -> State:
@@ -255,7 +321,9 @@ def merge_logs(states: Sequence[State]) -> State:
             other = merged.get(part.identity)
             if other is None or other.stop < part.stop:
                 merged[part.identity] = part
-    return _as_entry([merged[identity] for identity in sorted(merged)], sizes_of(states[0]))
+    histories = [history_of(state) for state in states]  # a rank whose log is full may have lost it
+    history = next((one for one in histories if not one.is_lost), histories[0])
+    return _as_entry([merged[identity] for identity in sorted(merged)], history)
 
 
 def split_log(state: State, rank: int, world_size: int) -> State:
@@ -271,7 +339,7 @@ def split_log(state: State, rank: int, world_size: int) -> State:
     """
     if "cursor" not in state:
         return {}
-    return _as_entry([part for part in parts_of(state) if part.rank % world_size == rank], sizes_of(state))
+    return _as_entry([part for part in parts_of(state) if part.rank % world_size == rank], history_of(state))
 
 
 def parts_of(state: Mapping[str, Any]) -> list[LogPart]:
@@ -292,16 +360,20 @@ def parts_of(state: Mapping[str, Any]) -> list[LogPart]:
     return found
 
 
-def sizes_of(state: Mapping[str, Any]) -> list[StepSize]:
-    """Returns the sizes of earlier steps that the log of a state names, in order.
+def history_of(state: Mapping[str, Any]) -> History:
+    """Returns the earlier sizes and weights that the log of a state has.
 
     Raises:
         StateError: They are missing or damaged.
     """
-    return [
+    log = state_of(state, LOG)
+    sizes = tuple(
         StepSize(count_of(entry, "step"), count_of(entry, "unit"), count_of(entry, "size"))
-        for entry in list_of(state_of(state, LOG), "sizes")
-    ]
+        for entry in list_of(log, "sizes")
+    )
+    if any(not one.size for one in sizes) or any(a.unit > b.unit or a.step > b.step for a, b in pairwise(sizes)):
+        raise damaged("sizes", log["sizes"], "sizes of steps, in their order")
+    return History(sizes, weights_of(log), flag_of(log, "history_lost"))
 
 
 def uncovered_ranks(parts: Sequence[LogPart], reached: int) -> list[tuple[int, int, list[int]]]:

@@ -14,7 +14,7 @@ from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
-from energon_dali.loader.delivery_log import merge_logs, parts_of, sizes_of, split_log
+from energon_dali.loader.delivery_log import history_of, merge_logs, parts_of, split_log
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.layout import MAX_STREAMS
@@ -269,7 +269,7 @@ def check_format(state: Any) -> None:
         if "cursor" in state:
             cursor_of(state)
             parts_of(state)
-            sizes_of(state)
+            history_of(state)
             sizes = [state.get("micro_batches"), *list_of(state, "global_batch")]
             damaged += [] if len(sizes) == 3 and all(_is_count(size, 1) for size in sizes) else ["global_batch"]
         damaged += [

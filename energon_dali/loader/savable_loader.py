@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
@@ -21,7 +22,7 @@ from energon_dali.datasets.source import source_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
-from energon_dali.loader.delivery_log import DeliveryLog
+from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
@@ -69,22 +70,26 @@ class _Asked:
     weights: list[tuple[WeightChange, Over, WeightChange]] = field(default_factory=list)
     """Weights that were set, what their points count, and what a state says of them."""
 
-    def again(self, cursor: Cursor, batches: GlobalBatchPlan) -> Cursor:
+    def again(self, cursor: Cursor, batches: GlobalBatchPlan, history: History) -> Cursor:
         """Returns a cursor of global batches with all of this.
 
         Args:
             cursor: That of the state.
             batches: The plan that continues there.
+            history: That of the state.
 
         Raises:
             ConfigError: A step with other weights has begun, and the job of the state did not set them.
         """
         for first, stop in self.steps:
             cursor = cursor.without_steps(first, stop)
-        is_made = [made in cursor.weights for _, _, made in self.weights]
+        known = {replace(change, begin=None) for change in (*history.weights, *cursor.weights)}
+        is_made = [made in known for _, _, made in self.weights]
         # Calls come in an order: with one of them, those before it have been made as well.
         to_make = self.weights[len(is_made) - is_made[::-1].index(True) if True in is_made else 0 :]
         for change, over, _ in to_make:
+            if history.is_lost and change.at < cursor.step:
+                continue  # nothing says whether the job set them
             try:
                 cursor = batches.with_weights(cursor, change, over)
             except ConfigError as error:
@@ -169,10 +174,24 @@ class SavableDataLoader(BasicDataLoader[T]):
             return cursor.unit
         return cursor.unit + batches.continued(cursor, batches.world_size, batches.workers).step_at(0, 0).size
 
+    def _folded(self, cursor: Cursor) -> Cursor:
+        """Returns a cursor without the weights that are over, which are in the log then."""
+        batches, limit = self._tree.global_batches, self._tree.rank_limit()
+        assert batches is not None
+        assert self._log is not None
+        if limit is not None and limit.restart:
+            return cursor  # the steps with these weights come again
+        cursor, over = batches.folded(cursor)
+        self._log.note_weights(over)
+        return cursor
+
     def _make_state(self, position: State) -> State:
         """Returns the state of the loader at a position of its RankIterator."""
         position = self._noted(position)
-        log = None if self._log is None else self._log.entry(self._reached(position))
+        log = None
+        if self._log is not None:
+            position = {**position, "cursor": cursor_entry(self._folded(cursor_of(position)))}
+            log = self._log.entry(self._reached(position))
         state = self._identity.make_state(position, log)
         if self._reporter.earlier or self._metrics.failure_kinds():
             state.update(self._reporter.state_entry())
@@ -209,7 +228,8 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._asked.skipped])}
         else:
             cursor, config, old_size = cursor_of(position), self.worker_config, state["global_batch"][0]
-            asked = self._asked.again(cursor, batches)
+            asked = self._asked.again(cursor, batches, history_of(state))
+            self._blended = (0, 0)
             self._log = DeliveryLog.restored(state, config.rank, config.world_size, self._reached(position))
             if old_size != batches.step_size:
                 self._log.change_size(cursor.step, cursor.unit, old_size)
@@ -286,7 +306,12 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _continue_at(self, position: State, cursor: Cursor) -> None:
         """Continues global batches at another cursor than that of a position; nothing may run meanwhile."""
-        before = cursor_of(position)
+        before, batches = cursor_of(position), self._tree.global_batches
+        assert batches is not None
+        if cursor.base != before.base:
+            found = batches.blended_before(before, cursor.base.unit)
+            assert found is not None  # only a blend by weight has another base
+            self._blended = np.add(found[0], self._blended[0]), np.add(found[1], self._blended[1])
         if self._log is not None and before.micro_batch and not cursor.micro_batch:
             self._log.forget_from(cursor.unit)  # the step that was begun is left out
         self._snapshot = {**position, "cursor": cursor_entry(cursor)}
@@ -461,7 +486,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         change = WeightChange(begin, _weights_of(weights, source_of(self._tree).names), until)
         with self._turn:
             position = self._delivered()
-            cursor = batches.with_weights(cursor_of(position), change, over)
+            cursor = batches.with_weights(self._folded(cursor_of(position)), change, over)
             self._stop()  # what was prefetched may have other weights
             self._continue_at(position, cursor)
             if not self._begun:

@@ -219,8 +219,7 @@ class GlobalBatchPlan(Plan):
         schedule = self.units.schedule
         if self.start.weights:
             schedule = replace(schedule, over=self.start.weights_over)
-        for change in self.start.weights:
-            schedule = schedule.changed(change)
+            schedule = schedule.changed(*self.start.weights)
         return schedule
 
     def rebased(self, start: Cursor, old_size: int) -> Cursor:
@@ -236,13 +235,43 @@ class GlobalBatchPlan(Plan):
         assert isinstance(units, ScheduledBlendPlan)
         return replace(start, base=replace(units, step_size=old_size).rebased(start.step, start.unit))
 
-    def blended_before(self, cursor: Cursor) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
-        """Returns how many units of the steps before a cursor each dataset of a blend should have, and how many it has.
+    def folded(self, cursor: Cursor) -> tuple[Cursor, tuple[WeightChange, ...]]:
+        """Returns a cursor with the weights that hold there and those that come, and which ones were over.
 
-        Steps of another size, before the base of the cursor, are left out.
+        What the weights that are over gave each dataset is in the base. No unit changes, and no weights that can still
+        be set. From whatever base a job counts, all of its ranks have the same folded cursor.
 
         Args:
             cursor: Where the job is.
+        """
+        now = cursor.step if cursor.weights_over == "steps" else cursor.unit
+        # Those that begin here may still be replaced, and then those before them hold.
+        begun = [change for change in cursor.weights if change.at < now]
+        if not begun or not isinstance(self.units, ScheduledBlendPlan):
+            return cursor, ()
+        *over, held = begun
+        units = self.continued(cursor, self.world_size, self.workers).resolved_units
+        assert isinstance(units, ScheduledBlendPlan)
+        if held.until is not None and held.until < now:
+            over.append(held)
+            held = WeightChange(held.until, held.weights)
+        elif held.until is not None and over:
+            held = replace(held, begin=units.schedule.weights_from(held.at))
+        if not over:
+            return cursor, ()
+        weights = (held, *cursor.weights[len(begun) :])
+        return replace(cursor, weights=weights, base=units.base_at(held.at)), tuple(over)
+
+    def blended_before(
+        self, cursor: Cursor, stop: int | None = None
+    ) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
+        """Returns how many units of the steps before a cursor each dataset of a blend should have, and how many it has.
+
+        Units before the base of the cursor are left out: of steps of another size, or with weights that are over.
+
+        Args:
+            cursor: Where the job is.
+            stop: Unit after the last that counts; None takes that of the cursor.
 
         Returns:
             (the integral of the share of each, the units of each), with the weights that were set; None if there is no
@@ -256,7 +285,8 @@ class GlobalBatchPlan(Plan):
         if not isinstance(units, ScheduledBlendPlan):
             return None
         first = units.base.unit
-        return units.wanted_between(first, cursor.unit), units.given_between(first, cursor.unit)
+        stop = cursor.unit if stop is None else stop
+        return units.wanted_between(first, stop), units.given_between(first, stop)
 
     def with_weights(self, start: Cursor, change: WeightChange, over: Over) -> Cursor:
         """Returns a cursor from which on the blend has other weights, instead of what was set for later before.

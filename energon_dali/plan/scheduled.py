@@ -92,17 +92,31 @@ class Schedule:
             plain.append(row)
         return plain
 
-    def changed(self, change: WeightChange) -> Schedule:
-        """Returns the schedule with other weights from a point on, whatever it said of later ones."""
-        before = [point for point in self.points if point.at < change.at]
-        if change.until is None:
-            return replace(self, points=(*before, WeightPoint(change.at, change.weights)))
-        end = WeightPoint(change.until, change.weights)
-        return replace(self, points=(*before, WeightPoint(change.at, tuple(self.shares(change.at)), end), end))
+    def changed(self, *changes: WeightChange) -> Schedule:
+        """Returns the schedule with other weights from a point on, whatever it said of later ones.
+
+        Args:
+            changes: Each is made to what those before it left.
+        """
+        points = list(self.points)
+        for change in changes:
+            begin = change.begin or tuple(_shares(points, change.at))
+            while points and points[-1].at >= change.at:
+                points.pop()
+            if change.until is None:
+                points.append(WeightPoint(change.at, change.weights))
+            else:
+                end = WeightPoint(change.until, change.weights)
+                points += [WeightPoint(change.at, begin, end), end]
+        return replace(self, points=tuple(points))
 
     def shares(self, at: float) -> list[float]:
         """Returns the shares of the plans at a step or sample; they sum to 1."""
-        return next(point for point in reversed(self.points) if point.at <= at).shares(at)
+        return _shares(self.points, at)
+
+    def weights_from(self, at: int) -> tuple[float, ...]:
+        """Returns the weights of the point at a step or sample, as they were given."""
+        return next(point.weights for point in self.points if point.at == at)
 
 
 @dataclass(frozen=True, order=True)
@@ -115,6 +129,12 @@ class WeightChange:
     """One per plan."""
     until: int | None = None
     """The step or sample up to which the shares move linearly from those at `at`; None changes them at once."""
+    begin: tuple[float, ...] | None = None
+    """The shares at `at`, from which they move; None takes those of the weights before."""
+
+
+def _shares(points: Sequence[WeightPoint], at: float) -> list[float]:
+    return next(point for point in reversed(points) if point.at <= at).shares(at)
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:
@@ -126,7 +146,11 @@ def _normalised(weights: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Base:
-    """From where on the units of a schedule over steps are counted: with steps of another size, a new one follows."""
+    """From where on the units of a blend are counted.
+
+    With steps of another size, a new one follows. So it does where weights that were set are over, so that a state need
+    not hold them.
+    """
 
     step: int = 0
     """A step."""
@@ -209,8 +233,9 @@ class ScheduledBlendPlan(Mixture):
         for number, point in enumerate(points):
             begin = self.unit_of(point.at)
             after = self.unit_of(points[number + 1].at) if number + 1 < len(points) else MOST_ROWS
-            if after > self.base.unit:
-                segments += self._parts(self.base.drawn_from if begin <= self.base.unit else begin, after, point)
+            # Where another point begins at the base, the one before has the units from which on draws are counted.
+            if after > self.base.unit or (after == self.base.unit > self.base.drawn_from):
+                segments += self._parts(self.base.drawn_from if begin < self.base.unit else begin, after, point)
         return segments
 
     def _parts(self, start: int, stop: int, point: WeightPoint) -> list[_Segment]:
@@ -242,7 +267,8 @@ class ScheduledBlendPlan(Mixture):
         """Returns the shares at a unit, as if a point held until its end."""
         if self.schedule.over == "samples":
             return point.shares(unit)
-        return point.shares(self.base.step + (unit - self.base.unit) / self.step_size)
+        # One division of whole numbers: another base with steps of this size gives the same shares to the last bit.
+        return point.shares((self.base.step * self.step_size + unit - self.base.unit) / self.step_size)
 
     def _counts_before(self, number: int) -> Int64Array:
         """Returns int64[plans]: rows of each plan before a segment."""
@@ -268,6 +294,17 @@ class ScheduledBlendPlan(Mixture):
         else:
             start = unit
         return Base(step, unit, start, self.counts_at(start) if start else ())
+
+    def base_at(self, at: int) -> Base:
+        """Returns the base of a job that counts from a point of the schedule on; no row changes.
+
+        Args:
+            at: The step or sample of the point. If the base is later, it stays where it is.
+        """
+        unit = self.unit_of(at)
+        if unit < self.base.unit:
+            return self.base
+        return Base(at if self.schedule.over == "steps" else self.base.step, unit, unit, self.counts_at(unit))
 
     def counts_at(self, unit: int) -> tuple[int, ...]:
         """Returns the rows of each plan before a unit, which is not before those that the base draws."""

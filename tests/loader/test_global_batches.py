@@ -759,13 +759,17 @@ def test_phases_and_ramps_are_set_in_python(folder: Path) -> None:
         loader.set_weights([1.0, 0.0], from_step=0)
         loader.set_weights([0.0, 1.0], from_step=2)
         loader.set_weights([1.0, 0.0], from_step=4, until_step=84)
+        set_before = loader.save_state_rank()["cursor"]["weights"]
         shares = share_of_a(steps_of(loader, 100))
         state = loader.save_state_rank()
     assert [shares[number] for number in (0, 1, 2, 3)] == [1, 1, 0, 0]
     assert sum(shares[number] for number in range(4, 84)) / 80 == pytest.approx(0.5, abs=0.01)
     assert sum(shares[number] for number in range(4, 44)) < sum(shares[number] for number in range(44, 84))
     assert {shares[number] for number in range(84, 100)} == {1}
-    assert state["cursor"]["weights"] == [[0, [1.0, 0.0]], [2, [0.0, 1.0]], [4, [1.0, 0.0], 84]]
+    phases = [[0, [1.0, 0.0]], [2, [0.0, 1.0]], [4, [1.0, 0.0], 84]]
+    assert set_before == phases
+    assert state["cursor"]["weights"] == [[84, [1.0, 0.0]]]  # those that hold
+    assert state["log"]["weights"] == phases  # those that are over
     with job.loader(0) as loader:
         loader.restore_state_rank(state)
         with pytest.raises(ConfigError, match="change over steps, and from_sample was given"):
@@ -774,14 +778,17 @@ def test_phases_and_ramps_are_set_in_python(folder: Path) -> None:
     with job.loader(0) as loader:
         loader.set_weights({"a": 0.0, "b": 1.0}, from_sample=30)
         loader.set_weights({"a": 1.0, "b": 0.0}, from_step=2)  # sample 48
-        batches = [batch.__key__ for batch in take(loader, 3)]
         found = loader.save_state_rank()["cursor"]
+        batches = [batch.__key__ for batch in take(loader, 3)]
+        folded = loader.save_state_rank()["cursor"]
     assert [key[0] for key in sorted(batches[1])] == ["a"] * sum(key[0] == "a" for key in batches[1]) + ["b"] * sum(
         key[0] == "b" for key in batches[1]
     )
     assert sum(key[0] == "b" for key in batches[1]) >= 18
     assert {key[0] for key in batches[2]} == {"a"}
     assert (found["weights"], found["weights_over"]) == ([[30, [0.0, 1.0]], [48, [1.0, 0.0]]], "samples")
+    assert (folded["weights"], folded["weights_over"]) == ([[48, [1.0, 0.0]]], "samples")
+    assert (folded["base"]["unit"], folded["base"]["drawn_from"], sum(folded["base"]["counts"])) == (48, 48, 48)
 
 
 @pytest.mark.usefixtures("warm_workers")

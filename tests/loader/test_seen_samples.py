@@ -265,3 +265,89 @@ def test_what_came_before_a_start_at_consumed_samples_counts_as_planned(folder: 
     assert found == expected
     assert len(incomplete) == 1
     assert "units 0 to 23" in incomplete[0]
+
+
+MANY = 100
+"""Sources of a large blend."""
+
+
+def many_weights(draw: random.Random) -> list[float]:
+    return [draw.choice([0.0, draw.random(), draw.random()]) for _ in range(MANY)]
+
+
+def change_often(job: Recorder, draw: random.Random, calls: int) -> None:
+    """Sets weights at this step or a later one, at once or moving, and runs a step."""
+    for number in range(calls):
+        first = job.next_step + draw.choice([0, 0, 1])
+        weights = many_weights(draw)
+        for loader in job.loaders:
+            loader.set_weights(weights, from_step=first, until_step=first + 2 if number % 5 == 1 else None)
+            encoder_of(loader).failed.clear()
+        job.run(2)
+
+
+def test_a_state_stays_small_however_often_weights_are_set(folder: Path) -> None:
+    blend: Any = {
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"weight": 1 + n % 3, "path": str(folder / "ab"[n % 2])} for n in range(MANY)]}},
+    }
+    jobs = [Recorder(blend, bad_samples(random.Random(1), 0.1), {}, (1, 32, 64)) for _ in range(2)]
+    undisturbed, job = jobs
+    draws = [random.Random(2), random.Random(2)]
+    try:
+        for number in range(5):
+            for one, draw in zip(jobs, draws, strict=True):
+                change_often(one, draw, 10)
+            states = job.states()
+            # The dataset's config and the log have bounds of their own.
+            for state in states:
+                rest = {name: value for name, value in state.items() if name not in ("config", "log", "failures")}
+                assert len(json.dumps(rest)) <= 2048 + 24 * MANY * len(rest["cursor"]["weights"])
+                assert len(rest["cursor"]["weights"]) <= 2
+            assert [(state["cursor"], state["log"]) for state in states] == [
+                (state["cursor"], state["log"]) for state in undisturbed.states()
+            ]
+            if number % 2 == 1:
+                job.open(*job.sizes, states)
+        assert job.steps == undisturbed.steps
+        assert len(states[0]["log"]["weights"]) >= 40
+        seen = find_seen(job.loaders[0].dataset, states)
+        assert seen.incomplete == []
+        assert as_counts(seen) == job.counts()
+        job.open(2, 4, 48, [merge_states(states)] * 2)
+        for world_size in (3, 4):
+            change_often(job, draws[1], 2)
+            job.finish_step()
+            job.resize(world_size)
+        seen = find_seen(job.loaders[0].dataset, job.states())
+        assert as_counts(seen) == job.counts()
+    finally:
+        for one in jobs:
+            one.close()
+
+
+def test_weights_that_a_log_has_no_room_for_leave_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which samples came is known from the counts of the datasets; which of them failed is not."""
+    monkeypatch.setattr("energon_dali.loader.delivery_log.MAX_HISTORY_BYTES", 200)
+    for bad in (frozenset[str](), bad_samples(random.Random(3), 0.1)):
+        job = Recorder(folder / "blend.yaml", bad, {}, (2, 3, 12))
+        try:
+            for number in range(12):
+                for loader in job.loaders:
+                    loader.set_weights([0.1 * number, 1.0], from_step=job.next_step)
+                    encoder_of(loader).failed.clear()
+                job.run(2)
+            states = job.states()
+            assert (states[0]["log"]["weights"], states[0]["log"]["history_lost"]) == ([], True)
+            job.open(2, 2, 8, states)
+            job.run(4)
+            seen = find_seen(job.loaders[0].dataset, job.states())
+            begin = states[0]["cursor"]["base"]["drawn_from"]
+            assert begin > 100
+            assert len(seen.incomplete) == 1
+            assert f"failed or were left out in units 0 to {begin - 1}" in seen.incomplete[0]
+            assert seen.num_seen == sum(kind != "failed" for step in job.steps.values() for _, kind in step)
+            if not bad:
+                assert as_counts(seen) == job.counts()
+        finally:
+            job.close()

@@ -223,6 +223,8 @@ def test_random_changes_of_weights_and_sizes_lose_and_repeat_no_row(seed: int) -
     schedule = linear(*points, over=over) if draw.random() < 0.7 else linear(points[0])
     units = ScheduledBlendPlan(members, schedule, seed, 1)
     plan = GlobalBatchPlan(units, 60, 5, 1, 1)
+    folding = plan
+    over_so_far: list[WeightChange] = []
     rows: list[tuple[int, int, int, int]] = []
     wanted = np.zeros(3)
     for _ in range(12):
@@ -230,23 +232,38 @@ def test_random_changes_of_weights_and_sizes_lose_and_repeat_no_row(seed: int) -
         for number in range(count):
             step = plan.find_step(plan.start.step + number)
             assert step is not None
-            rows += plan.dealt(step, 0)[1].as_tuples()
+            found = plan.dealt(step, 0)[1].as_tuples()
+            assert folding.dealt(step, 0)[1].as_tuples() == found
+            rows += found
         before, cursor = plan.start, plan.cursor(0, count * plan.micro_batches_per_step)
+        compact = folding.cursor(0, count * plan.micro_batches_per_step)
+        assert plan.folded(cursor)[0] == plan.folded(compact)[0]
+        if draw.random() < 0.5:
+            compact, more = plan.folded(compact)
+            over_so_far += more
+            begun = [one for one in compact.weights if one.at < (cursor.step if over == "steps" else cursor.unit)]
+            assert len(begun) <= 1
+            earlier = replace(cursor, weights=(*over_so_far, *compact.weights))
+            assert plan.folded(earlier)[0] == compact  # what is over can be put before it again
         assert cursor.unit == len(rows)
         resolved = plan.resolved_units
         assert isinstance(resolved, ScheduledBlendPlan)
         part = resolved.wanted_between(before.unit, cursor.unit)
         assert sum(part) == pytest.approx(cursor.unit - before.unit)
         wanted += part
-        if draw.random() < 0.4:
-            later = draw.choice((0, 1, 7)) * (1 if over == "steps" else plan.step_size)
-            at = (cursor.step if over == "steps" else cursor.unit) + later
-            until = at + draw.randint(1, 20) * scale if draw.random() < 0.5 else None
-            if schedule.changes or not cursor.weights or cursor.weights_over == over:
-                cursor = plan.with_weights(cursor, WeightChange(at, weights(), until), over)
         size = draw.choice((60, 60, 30, 120, 45))
-        changed = replace(plan, global_batch_size=size)
-        plan = changed.continued(changed.rebased(cursor, plan.step_size), 1, 1)
+        for turn in ("before", "after"):
+            if draw.random() < 0.3:
+                later = draw.choice((0, 1, 7)) * (1 if over == "steps" else plan.step_size)
+                at = (cursor.step if over == "steps" else cursor.unit) + later
+                change = WeightChange(at, weights(), at + draw.randint(1, 20) * scale if draw.random() < 0.5 else None)
+                if schedule.changes or not cursor.weights or cursor.weights_over == over:
+                    cursor = plan.with_weights(cursor, change, over)
+                    compact = plan.with_weights(compact, change, over)
+            if turn == "before":
+                old_size, plan = plan.step_size, replace(plan, global_batch_size=size)
+                cursor, compact = plan.rebased(cursor, old_size), plan.rebased(compact, old_size)
+        plan, folding = plan.continued(cursor, 1, 1), plan.continued(compact, 1, 1)
     counts = np.bincount([row[0] for row in rows], minlength=3)
     for number, member in enumerate(members):
         own = [row[1:] for row in rows if row[0] == number]
