@@ -217,7 +217,7 @@ class SeenSamples:
         parts = [
             batches.micro_batch_of_step(step, rank, number).units
             for rank in range(batches.world_size)
-            for number in range(self.cursor.micro_batch)
+            for number in range(min(self.cursor.micro_batch, step.micro_batches))
         ]
         units = np.sort(np.concatenate(parts))
         rows = plan.rows(step.first_unit, step.first_unit + step.size)

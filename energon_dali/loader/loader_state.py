@@ -201,6 +201,12 @@ def split_state(state: State, world_size: int) -> list[State]:
     share = sum(given.values()) // world_size
     failures = whole.pop("failures", None)
     same = whole["world_size"] == world_size and len(given) == world_size
+    if "cursor" in whole:
+        # All ranks have delivered equally many. Other ranks begin the step again: its units are dealt in another way.
+        share = max(given.values(), default=0)
+        if whole["world_size"] != world_size:
+            share -= share % whole["micro_batches"]
+            whole["cursor"] = {**whole["cursor"], "micro_batch": 0}
     return [
         {
             **whole,
@@ -267,11 +273,14 @@ def check_format(state: Any) -> None:
             skipped_by_state(state)
         ranks, numbers = state["world_size"], state["num_streams"]
         if "cursor" in state:
-            cursor_of(state)
+            cursor = cursor_of(state)
             parts_of(state)
             history_of(state)
             sizes = [state.get("micro_batches"), *list_of(state, "global_batch")]
-            damaged += [] if len(sizes) == 3 and all(_is_count(size, 1) for size in sizes) else ["global_batch"]
+            if len(sizes) != 3 or not all(_is_count(size, 1) for size in sizes) or sizes[0] > sizes[1]:
+                damaged.append("global_batch")
+            elif cursor.micro_batch >= sizes[0]:
+                damaged.append("cursor.micro_batch")
         damaged += [
             f"given[{rank}]"
             for rank, count in state["given"].items()

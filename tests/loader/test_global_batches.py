@@ -1034,3 +1034,19 @@ def test_a_rank_without_a_sample_is_filled_from_the_weights_that_hold(folder: Pa
         batches = list(take(loader, 12))
     assert [batch.num_units for batch in batches] == [1, 0] * 6
     assert {batch.text[0][0] for batch in batches if batch.step >= 2} == {"b"}
+
+
+def test_a_state_that_is_written_for_other_ranks_begins_its_step_again(folder: Path, reference: Steps) -> None:
+    """Also where these have as many micro-batches per step as those that saved it."""
+    ragged: dict[str, Any] = {"uneven": "ragged", "virtual_epoch_length": 3}
+    before, states = Job(folder / "blend.yaml", 2, 24, 6, options=ragged).run(3)
+    assert before.keys() == {0, 1}
+    for given in (states, states[:1]):  # that of one rank is enough
+        files = split_state(merge_states(given), 3)
+        assert [file["given"] for file in files] == [{"0": 2}, {"1": 2}, {"2": 2}]
+        job = Job(folder / "blend.yaml", 3, 24, 6, options=ragged)
+        after, _ = job.run(4, files)
+        assert after == {1: reference[1], 2: reference[2]}
+        with job.loader(2) as loader:
+            loader.restore_state_rank(files[2])
+            assert [{batch.step for batch in loader} for _ in range(2)] == [{1, 2}, {3, 4, 5}]
