@@ -239,7 +239,13 @@ class RankIterator(Iterator[T], Generic[T]):
         number = self._counts[stream] - 1
         step, _ = batches.place_of(stream, self._epoch, number)
         self._reached = step.first_unit + step.size
+        self._pass_left_out(batches)
         self._deviations = find_deviations(batches, stream, self._epoch, number, key)
+
+    def _pass_left_out(self, batches: GlobalBatchPlan) -> None:
+        """Counts steps that are left out as taken, so that epochs end where they would have ended."""
+        steps = batches.left_out_after(self._epoch, sum(self._counts.values()))
+        self._given += steps * batches.micro_batches_per_step
 
     def _start_streams(self) -> None:
         """Starts all workers at once, instead of each when the first element of its stream is wanted."""
@@ -270,7 +276,9 @@ class RankIterator(Iterator[T], Generic[T]):
         )
 
     def _end_epoch(self) -> None:
-        self._given = 0
+        is_limited = self._batches is not None and self._limit is not None and not self._limit.restart
+        # Steps that are left out may belong to later epochs as well.
+        self._given = max(0, self._given - self._limit.length) if is_limited and self._limit is not None else 0
         self._dropped_before = self.metrics.dropped()
         if len(self._ended) == len(self._streams):
             self._rewind()
@@ -371,8 +379,10 @@ class RankIterator(Iterator[T], Generic[T]):
         Raises:
             StateError: The state has no cursor, or streams have begun elsewhere.
         """
-        self._continue_from(cursor_of(state))
         self._given = count_of(state, "given") if "given" in state else 0
+        self._continue_from(cursor_of(state))
+        assert self._batches is not None
+        self._pass_left_out(self._batches)
 
     def _continue_from(self, start: Cursor) -> None:
         """Lets the tree of global batches begin at a cursor; no stream may have begun."""

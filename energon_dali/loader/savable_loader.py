@@ -314,6 +314,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._blended = np.add(found[0], self._blended[0]), np.add(found[1], self._blended[1])
         if self._log is not None and before.micro_batch and not cursor.micro_batch:
             self._log.forget_from(cursor.unit)  # the step that was begun is left out
+            position = {**position, "given": max(0, position["given"] - before.micro_batch)}
         self._snapshot = {**position, "cursor": cursor_entry(cursor)}
         self._must_compare = self._options.check_plan
 

@@ -459,7 +459,10 @@ class GlobalBatchPlan(Plan):
 
     def _first_step(self, epoch: int) -> int:
         """Returns the number of the first step of an epoch, counted from the one that holds the start."""
-        return self.start.step + sum(self._steps_of_epoch(number) for number in range(epoch))
+        firsts = self._kept("first steps").setdefault("", [self.start.step])
+        while len(firsts) <= epoch:
+            firsts.append(firsts[-1] + self._steps_of_epoch(len(firsts) - 1))
+        return firsts[epoch]  # type: ignore[no-any-return]
 
     def _skipped_in(self, epoch: int) -> list[tuple[int, int]]:
         """Returns the skipped ranges of an epoch, in steps from its first one on."""
@@ -511,6 +514,21 @@ class GlobalBatchPlan(Plan):
         step = self.step_at(epoch, number)
         left = tuple((first, stop) for first, stop in self.start.skipped if stop > step.number)
         return replace(self.start, unit=step.first_unit, step=step.number, micro_batch=micro_batch, skipped=left)
+
+    def left_out_after(self, epoch: int, delivered: int) -> int:
+        """Returns how many steps of an epoch are left out directly after micro-batches that a rank has delivered.
+
+        Args:
+            epoch: Epoch, counted from the one that holds the start.
+            delivered: Micro-batches that a rank has delivered in it.
+        """
+        delivered += self.start.micro_batch if not epoch else 0
+        number, micro_batch = divmod(delivered, self.micro_batches_per_step)
+        if micro_batch or not self.start.skipped:
+            return 0
+        begin = self._first_step(epoch)
+        first = self.step_at(epoch, number - 1).number + 1 if number else begin
+        return max(0, min(self.step_at(epoch, number).number, begin + self._steps_of_epoch(epoch)) - first)
 
     def find_step(self, number: int) -> Step | None:
         """Returns the step of a number; None if it is before the start, left out, or after the end of the epoch.

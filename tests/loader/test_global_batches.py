@@ -1050,3 +1050,55 @@ def test_a_state_that_is_written_for_other_ranks_begins_its_step_again(folder: P
         with job.loader(2) as loader:
             loader.restore_state_rank(files[2])
             assert [{batch.step for batch in loader} for _ in range(2)] == [{1, 2}, {3, 4, 5}]
+
+
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_end_where_they_would_have_ended_without_skipped_steps(folder: Path, workers: int) -> None:
+    job = Job(folder / "blend.yaml", 2, 24, 6, workers, options={"virtual_epoch_length": 4})
+
+    def epochs(loader: Any, count: int) -> list[list[int]]:
+        return [[batch.step for batch in loader if not batch.micro_batch] for _ in range(count)]
+
+    with job.loader(0) as loader:
+        loader.skip_steps(0, 1)
+        loader.skip_steps(2, 7)
+        state = loader.save_state_rank()
+        assert epochs(loader, 3) == [[1], [7], [8, 9, 10, 11]]
+        list(take(loader, 3))
+        loader.skip_steps(13, 15)  # one micro-batch of step 13 was delivered
+        assert epochs(loader, 2) == [[15], [16, 17, 18, 19]]
+    with job.loader(0) as loader:
+        loader.restore_state_rank(state)
+        list(take(loader, 2))
+        later = loader.save_state_rank()
+        assert (later["given"]["0"], later["cursor"]["step"]) == (14, 7)
+    for begin, expected in ((state, [[1], [7], [8, 9, 10, 11]]), (later, [[], [7], [8, 9, 10, 11]])):
+        for other in (job, Job(folder / "blend.yaml", 3, 24, 8, options={"virtual_epoch_length": 4})):
+            with other.loader(1) as loader:
+                loader.restore_state_rank(begin)
+                assert epochs(loader, 3) == expected
+
+
+def test_a_limited_validation_ends_where_it_would_have_ended_without_skipped_steps(folder: Path) -> None:
+    dataset = ed.get_val_dataset(
+        folder / "a",
+        split_part="train",
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=6,
+        global_batch_size=12,
+        limit=3,
+        task_encoder=Encoder(),
+    )
+    for skipped, first in (((1, 2), {0, 2}), ((0, 3), set()), ((2, 9), {0, 1})):
+        with ed.get_savable_loader(dataset) as loader:
+            loader.skip_steps(*skipped)
+            assert [{batch.step for batch in loader} for _ in range(2)] == [first, {0, 1, 2}]
+
+
+def test_passes_over_the_data_that_are_left_out_take_no_time(folder: Path) -> None:
+    job = Job(folder / "a", 1, 24, 24, options={"repeat": False})
+    with job.loader(0) as loader:
+        loader.skip_steps(0, 30_000)  # ten thousand passes
+        assert list(loader) == []
+        assert loader.save_state_rank()["cursor"]["step"] == 30_000
