@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
-from energon_dali.errors import LayoutError, StateError
+from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.delivery_log import history_of, merge_logs, parts_of, split_log
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
@@ -20,7 +20,7 @@ from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain, list_of
+from energon_dali.shards.documents.state_entries import DAMAGED, MAX_COUNT, MAX_STATE_DEPTH, check_plain, list_of
 from energon_dali.worker_config import Layout
 
 if TYPE_CHECKING:
@@ -106,6 +106,10 @@ class LoaderIdentity:
             state = adapt_state(state, unpack_config(state), self._dataset, allow_changed_hooks=allowed)
         if batches is not None:
             cursor = cursor_of(state)
+            try:
+                _ = batches.continued(cursor, batches.world_size, batches.workers).resolved_units
+            except ConfigError as error:
+                raise StateError(f"{DAMAGED}the weights in its cursor do not fit this blend. {error}") from error
             given = self._given(state)
             saved = state["micro_batches"], state["world_size"], state["global_batch"]
             if saved != (batches.micro_batches_per_step, self._world_size, self._global_batch(batches)):

@@ -26,6 +26,7 @@ from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
+from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.state_entries import MAX_COUNT
 
 if TYPE_CHECKING:
@@ -45,12 +46,14 @@ def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[st
     """
     if isinstance(given, Mapping):
         if set(given) != set(names):
-            raise ConfigError(f"The weights are of {sorted(given)}: give one for each of {list(names)}.")
+            raise ConfigError(f"The weights are of {sorted(map(str, given))}: give one for each of {list(names)}.")
         given = [given[name] for name in names]
     try:
         weights = tuple(map(float, given))
-    except (TypeError, ValueError):
-        raise ConfigError(f"The weights {given!r} are not numbers: give one for each of {list(names)}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(
+            f"The weights {excerpt(given)} are not numbers of at most 64 bits: give one for each of {list(names)}."
+        ) from None
     if len(weights) != len(names):
         raise ConfigError(f"{len(weights)} weights were given for {len(names)} datasets: give one each.")
     return weights

@@ -207,6 +207,10 @@ class ScheduledBlendPlan(Mixture):
                 f"{len(self.schedule.points[0].weights)} weights were given for {len(self.members)} plans: give one "
                 "each."
             )
+        if len(self.base.counts) not in (0, len(self.members)):
+            raise ConfigError(
+                f"{len(self.base.counts)} counts were given for {len(self.members)} plans: give one each."
+            )
         if any(not member.is_endless for member in self.members):
             raise ConfigError("ScheduledBlendPlan was given a plan that ends. Blend plans that repeat.")
 

@@ -295,6 +295,7 @@ UNCHANGED: dict[str, Any] = {
     "base": {"step": 0, "unit": 0, "drawn_from": 0, "counts": []},
 }
 """What a state says of weights that nobody changed."""
+BASE: dict[str, Any] = {"step": 2, "unit": 48, "drawn_from": 48, "counts": [24, 24]}
 
 
 def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
@@ -849,6 +850,8 @@ def test_statistics_have_the_shares_that_are_wanted_and_those_of_the_plan(folder
         ({"from_step": 4, "weights": {"a": 1, "c": 1}}, "give one for each of"),
         ({"from_step": 4, "weights": ["a", "b"]}, "are not numbers"),
         ({"from_step": 4, "weights": 0.5}, "are not numbers"),
+        ({"from_step": 4, "weights": [10**400, 1]}, "are not numbers of at most 64 bits"),
+        ({"from_step": 4, "weights": {"a": 1, 3: 1}}, "give one for each of"),
     ],
 )
 def test_wrong_changes_of_weights_are_explained(folder: Path, given: dict[str, Any], message: str) -> None:
@@ -977,6 +980,30 @@ def test_batches_are_made_again_by_their_keys(folder: Path) -> None:
         {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [[4, 2]], **UNCHANGED}},
         {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED, "weights": [[1]]}},
         {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED, "base": 1}},
+        {
+            "cursor": {
+                "unit": 0,
+                "step": 0,
+                "micro_batch": 0,
+                "skipped": [],
+                **UNCHANGED,
+                "weights": [[0, [1, 10**400]]],
+            }
+        },
+        {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED, "weights": [[0, [1.0]]]}},
+        {"cursor": {"unit": 0, "step": 0, "micro_batch": 0, "skipped": [], **UNCHANGED, "weights": [[0, [0, 0]]]}},
+        {"cursor": {"unit": 0, "step": 0, "micro_batch": 4, "skipped": [], **UNCHANGED}},
+        {"cursor": {"unit": 48, "step": 2, "micro_batch": 0, "skipped": [], **UNCHANGED, "base": BASE | {"unit": 72}}},
+        {
+            "cursor": {
+                "unit": 48,
+                "step": 2,
+                "micro_batch": 0,
+                "skipped": [],
+                **UNCHANGED,
+                "base": BASE | {"counts": [48]},
+            }
+        },
         {"global_batch": []},
         {"micro_batches": 0},
     ],

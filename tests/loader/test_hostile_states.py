@@ -27,12 +27,15 @@ from energon_dali import (
     MapDataset,
     RepeatDataset,
     ShuffleBufferDataset,
+    SkipSample,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
 )
+from energon_dali.diagnosis.seen_samples import find_seen
 from energon_dali.errors import ConfigError, EnergonDaliError, StateError
+from energon_dali.loader.loader_state import split_state
 from energon_dali.loader.state_file import read_state_file
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.task_encoder import stateless
@@ -216,6 +219,73 @@ def test_a_mutated_state_is_refused_or_iterates(name: str, folder: Path) -> None
         except Exception as error:
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
     assert refused > 10
+
+
+def global_batches(path: Path, **options: Any) -> Any:
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=0, global_error_handler=silent, restore_error_handler=silent
+    )
+    options = {"batch_size": 2, "global_batch_size": 6, "shuffle_buffer_size": 4, **options}
+    return get_train_dataset(path, worker_config=config, task_encoder=Picky(), **options)
+
+
+class Picky(Keys):
+    @stateless(failure_tolerance=0)
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.__key__ in ("k03", "k07"):
+            raise SkipSample
+        return super().encode_sample(sample)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("blend.yaml", {}), ("left", {}), ("left", {"repeat": False}), ("right", {"virtual_epoch_length": 2})],
+)
+def test_a_mutated_state_of_global_batches_is_refused_or_iterates(
+    name: str, options: dict[str, Any], folder: Path
+) -> None:
+    """And so it is by what lists the samples that were seen, and by what writes it for other ranks."""
+    dataset = global_batches(folder / name, **options)
+    draw = random.Random(name)
+    live = get_savable_loader(dataset)
+    live.skip_steps(5, 7)
+    states = []
+    for number in range(1, 4):
+        states.append(json.loads(json.dumps(live.save_state_rank())))
+        for _ in range(7):
+            next(live, None)
+        if name == "blend.yaml":
+            first = live.save_state_rank()["cursor"]["step"] + 1
+            live.set_weights([1, number], from_step=first, until_step=first + 2 if number % 2 else None)
+    uses: list[Callable[[Any], object]] = [
+        lambda state: find_seen(dataset, [state]),
+        lambda state: split_state(state, 3),
+        lambda state: continue_with(get_savable_loader(dataset), state),
+    ]
+    refused = 0
+    for number in range(60):
+        what, state = mutated({**states[number % 3], "config": ""}, draw)
+        if state.get("config") == "":
+            state["config"] = states[0]["config"]
+        for use in uses:
+            try:
+                use(copy.deepcopy(state))
+            except (StateError, ConfigError):
+                refused += 1
+            except Exception as error:
+                raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    assert refused > 30
+    for state in states:
+        for use in uses:
+            use(state)
+
+
+def continue_with(loader: Any, state: Any) -> None:
+    with loader:
+        loader.restore_state_rank(state)
+        list(islice(iter(loader), 3))
+        loader.save_state_rank()
+        loader.stats()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -151,7 +150,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_amount(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e18
+    return type(value) in (int, float) and 0 <= value <= 1e18
 
 
 def restore_stream(iterator: Any, state: dict[str, Any], stream: int) -> None:
