@@ -29,7 +29,7 @@ from energon_dali.plan.plan import source_offsets
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, ScheduledBlendPlan
 from energon_dali.plan.spares import spare_number
-from energon_dali.shards.documents.state_entries import DAMAGED
+from energon_dali.shards.documents.state_entries import DamagedStateError
 
 _AT_ONCE = 65_536
 """Units that are planned together."""
@@ -94,7 +94,7 @@ class SeenSamples:
         try:
             self._count_all(progress)
         except ConfigError as error:
-            raise StateError(f"{DAMAGED}the weights in it do not fit this blend. {error}") from error
+            raise DamagedStateError(f"the weights in it do not fit this blend. {error}") from error
 
     @property
     def num_seen(self) -> int:

@@ -20,7 +20,13 @@ from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.documents.state_entries import DAMAGED, MAX_COUNT, MAX_STATE_DEPTH, check_plain, list_of
+from energon_dali.shards.documents.state_entries import (
+    MAX_COUNT,
+    MAX_STATE_DEPTH,
+    DamagedStateError,
+    check_plain,
+    list_of,
+)
 from energon_dali.worker_config import Layout
 
 if TYPE_CHECKING:
@@ -109,7 +115,7 @@ class LoaderIdentity:
             try:
                 _ = batches.continued(cursor, batches.world_size, batches.workers).resolved_units
             except ConfigError as error:
-                raise StateError(f"{DAMAGED}the weights in its cursor do not fit this blend. {error}") from error
+                raise DamagedStateError(f"the weights in its cursor do not fit this blend. {error}") from error
             given = self._given(state)
             saved = state["micro_batches"], state["world_size"], state["global_batch"]
             if saved != (batches.micro_batches_per_step, self._world_size, self._global_batch(batches)):
