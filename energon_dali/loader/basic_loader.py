@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
-import numpy as np
 from typing_extensions import Unpack
 
 from energon_dali.cache import CachePool
@@ -30,6 +29,7 @@ from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
 from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
+from energon_dali.loader.global_job import GlobalJob
 from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
@@ -134,8 +134,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._snapshot: State | None = None
         self._begun = False
-        self._blended: tuple[Any, Any] = (0, 0)
-        """Samples of each dataset of a blend that this process took before its cursor's base: wanted, planned."""
+        self._job = None if self._tree.global_batches is None else GlobalJob(self._tree)
         self._epoch = self._given = 0
         self._must_compare = self._options.check_plan
         self._pid = os.getpid()
@@ -175,14 +174,16 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
                 before = prefetcher.snapshot
-                self._note_delivered(before)
+                if self._job is not None:
+                    self._job.note(before)
                 try:
                     taken = True
                     element = prefetcher.next()
                 except StopIteration:
                     self._epoch, self._given = self._epoch + 1, 0
                     self._note_closed(prefetcher)
-                    self._note_end(prefetcher.snapshot)
+                    if self._job is not None:
+                        self._job.note_end(prefetcher.snapshot)
                     self._reporter.report(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
@@ -202,12 +203,6 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                 self._snapshot = before
             raise
 
-    def _note_delivered(self, snapshot: State) -> None:
-        """Called with the snapshot after an element that was delivered, before the next one is taken."""
-
-    def _note_end(self, snapshot: State) -> None:
-        """Called with the snapshot after the end of an epoch."""
-
     def _note_closed(self, prefetcher: Prefetcher) -> None:
         """Notes the position if a signal handler or another thread closed during the wait: what arrived counts."""
         if self._prefetcher is not prefetcher:
@@ -226,8 +221,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         refuse_worker_process()  # an iterator may have been made elsewhere than it is used
         refuse_resharding(self.worker_config)
         self._begun = True
-        if self._snapshot is not None:
-            self._note_delivered(self._snapshot)
+        if self._snapshot is not None and self._job is not None:
+            self._job.note(self._snapshot)
         if self._must_compare and self._tree.global_batches is not None:
             state = self._state
             compare_ranks(self._tree, self._tree.global_batches.start if state is None else cursor_of(state))
@@ -288,6 +283,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         state = self._state
         start = batches.start if state is None else cursor_of(state)
         self._tree = self._tree.continued(start, config)
+        if self._job is not None:
+            self._job.tree = self._tree
         self.worker_config = config
 
     def close(self) -> None:
@@ -355,15 +352,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def _planned_blend(self) -> dict[str, dict[str, float]]:
         """Returns the shares of a blend with global batches in the steps that were delivered."""
-        batches = self._tree.global_batches
-        if batches is None:
-            return {}
-        state = self._state
-        found = batches.blended_before(batches.start if state is None else cursor_of(state))
-        if found is None:
-            return {}
-        wanted, planned = (np.add(one, before).tolist() for one, before in zip(found, self._blended, strict=True))
-        return planned_shares(source_of(self._tree).names, wanted, planned)
+        found = None if self._job is None else self._job.blended(self._state)
+        return {} if found is None else planned_shares(source_of(self._tree).names, *found)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Called by copy, deepcopy and pickle, which would otherwise fail on a lock or a process somewhere inside.

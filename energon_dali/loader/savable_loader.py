@@ -5,102 +5,33 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import numpy as np
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
-from energon_dali.datasets.deviations import DEVIATIONS
+from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.planned import plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.skipped_steps import SkipBy, SkippedSteps, as_entry, skipped_by_state, steps_to_skip
-from energon_dali.datasets.source import source_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
-from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
+from energon_dali.loader.global_job import GlobalJob, no_weights
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
-from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
-from energon_dali.shards.documents.content import excerpt
-from energon_dali.shards.documents.state_entries import MAX_COUNT
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.plan import Cursor, GlobalBatchPlan
+    from energon_dali.plan import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
 
-def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
-    """Returns one weight per dataset.
-
-    Raises:
-        ConfigError: A name is unknown or missing, the weights are too many or too few, or one is not a number.
-    """
-    if isinstance(given, Mapping):
-        if set(given) != set(names):
-            raise ConfigError(f"The weights are of {sorted(map(str, given))}: give one for each of {list(names)}.")
-        given = [given[name] for name in names]
-    try:
-        weights = tuple(map(float, given))
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(
-            f"The weights {excerpt(given)} are not numbers of at most 64 bits: give one for each of {list(names)}."
-        ) from None
-    if len(weights) != len(names):
-        raise ConfigError(f"{len(weights)} weights were given for {len(names)} datasets: give one each.")
-    return weights
-
-
 logger = logging.getLogger("energon_dali.loader")
-
-
-@dataclass
-class _Asked:
-    """What a loader was asked for before its first batch: a state that is restored then does not undo it."""
-
-    skipped: list[SkippedSteps] = field(default_factory=list)
-    """Steps of streams that are left out."""
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    """Steps of global batches that are left out, as (first, step after the last)."""
-    weights: list[tuple[WeightChange, Over, WeightChange]] = field(default_factory=list)
-    """Weights that were set, what their points count, and what a state says of them."""
-
-    def again(self, cursor: Cursor, batches: GlobalBatchPlan, history: History) -> Cursor:
-        """Returns a cursor of global batches with all of this.
-
-        Args:
-            cursor: That of the state.
-            batches: The plan that continues there.
-            history: That of the state.
-
-        Raises:
-            ConfigError: A step with other weights has begun, and the job of the state did not set them.
-        """
-        for first, stop in self.steps:
-            cursor = cursor.without_steps(first, stop)
-        known = {replace(change, begin=None) for change in (*history.weights, *cursor.weights)}
-        is_made = [made in known for _, _, made in self.weights]
-        # Calls come in an order: with one of them, those before it have been made as well.
-        to_make = self.weights[len(is_made) - is_made[::-1].index(True) if True in is_made else 0 :]
-        for change, over, _ in to_make:
-            if history.is_lost and change.at < cursor.step:
-                continue  # nothing says whether the job set them
-            try:
-                cursor = batches.with_weights(cursor, change, over)
-            except ConfigError as error:
-                raise ConfigError(
-                    "set_weights was called before the state was restored, and the job of the state has other weights: "
-                    f"{error} Call it after the restore."
-                ) from error
-        return cursor
 
 
 class SavableDataLoader(BasicDataLoader[T]):
@@ -137,9 +68,8 @@ class SavableDataLoader(BasicDataLoader[T]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config, **options)
         self._identity = LoaderIdentity(self._tree)
-        config = self.worker_config
-        self._log = None if self._tree.global_batches is None else DeliveryLog(config.rank, config.world_size)
-        self._asked = _Asked()
+        self._skipped_before: list[SkippedSteps] = []
+        """Steps of streams that were left out before the first batch: a state that is restored later undoes none."""
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_worker_process()
@@ -154,47 +84,14 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _delivered(self) -> State:
         """Returns the position after the last delivered batch."""
-        return self._noted(self._state or RankIterator(self._tree).state_dict())
-
-    def _noted(self, position: State) -> State:
-        """Returns a position without its deviations, which are in the log now."""
-        self._note_delivered(position)
-        return {name: value for name, value in position.items() if name != DEVIATIONS}
-
-    def _note_delivered(self, snapshot: State) -> None:
-        if self._log is not None:
-            self._log.add(snapshot.get(DEVIATIONS, ()))
-
-    def _note_end(self, snapshot: State) -> None:
-        if self._log is not None:  # with `limit`, the same steps come again
-            self._log.forget_from(cursor_of(snapshot).unit)
-
-    def _reached(self, position: State) -> int:
-        """Returns the unit after the last that was delivered; of a step that was begun, the unit after it."""
-        batches, cursor = self._tree.global_batches, cursor_of(position)
-        assert batches is not None
-        if not cursor.micro_batch:
-            return cursor.unit
-        return cursor.unit + batches.continued(cursor, batches.world_size, batches.workers).step_at(0, 0).size
-
-    def _folded(self, cursor: Cursor) -> Cursor:
-        """Returns a cursor without the weights that are over, which are in the log then."""
-        batches, limit = self._tree.global_batches, self._tree.rank_limit()
-        assert batches is not None
-        assert self._log is not None
-        if limit is not None and limit.restart:
-            return cursor  # the steps with these weights come again
-        cursor, over = batches.folded(cursor)
-        self._log.note_weights(over)
-        return cursor
+        position = self._state or RankIterator(self._tree).state_dict()
+        return position if self._job is None else self._job.noted(position)
 
     def _make_state(self, position: State) -> State:
         """Returns the state of the loader at a position of its RankIterator."""
-        position = self._noted(position)
         log = None
-        if self._log is not None:
-            position = {**position, "cursor": cursor_entry(self._folded(cursor_of(position)))}
-            log = self._log.entry(self._reached(position))
+        if self._job is not None:
+            position, log = self._job.state_at(position)
         state = self._identity.make_state(position, log)
         if self._reporter.earlier or self._metrics.failure_kinds():
             state.update(self._reporter.state_entry())
@@ -226,17 +123,12 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "Make a new loader and restore into that."
             )
         position = self._identity.position(state, allow_changed_hooks=allow_changed_hooks)
-        batches = self._tree.global_batches
-        if batches is None:
-            self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._asked.skipped])}
+        if self._job is not None:
+            self._go_on_at(self._job.restored(state, position))
+        elif self._skipped_before:
+            self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._skipped_before])}
         else:
-            cursor, config, old_size = cursor_of(position), self.worker_config, state["global_batch"][0]
-            asked = self._asked.again(cursor, batches, history_of(state))
-            self._blended = (0, 0)
-            self._log = DeliveryLog.restored(state, config.rank, config.world_size, self._reached(position))
-            if old_size != batches.step_size:
-                self._log.change_size(cursor.step, cursor.unit, old_size)
-            self._continue_at(position, asked)
+            self._snapshot = position
         if self._reporter.earlier or "failures" in state:
             self._reporter.take_over(state)
 
@@ -282,14 +174,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         """
         if by not in ("auto", "plan", "run"):
             raise ConfigError(f'by={by!r} is unknown: give "auto", "plan" or "run".')
-        if self._tree.global_batches is not None:
+        if self._job is not None:
             steps_to_skip(first, stop, "plan", self.worker_config)  # checks the numbers
             with self._turn:
                 position = self._delivered()
                 self._stop()
-                self._continue_at(position, cursor_of(position).without_steps(first, stop))
-                if not self._begun:
-                    self._asked.steps.append((first, stop))
+                self._go_on_at(self._job.without_steps(position, first, stop, has_begun=self._begun))
             logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
             return
         unknown = plan_obstacles(self.dataset) if by == "auto" else []
@@ -305,20 +195,11 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._stop()  # what was prefetched may belong to the range
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
             if not self._begun:
-                self._asked.skipped.append(new)
+                self._skipped_before.append(new)
 
-    def _continue_at(self, position: State, cursor: Cursor) -> None:
-        """Continues global batches at another cursor than that of a position; nothing may run meanwhile."""
-        before, batches = cursor_of(position), self._tree.global_batches
-        assert batches is not None
-        if cursor.base != before.base:
-            found = batches.blended_before(before, cursor.base.unit)
-            assert found is not None  # only a blend by weight has another base
-            self._blended = np.add(found[0], self._blended[0]), np.add(found[1], self._blended[1])
-        if self._log is not None and before.micro_batch and not cursor.micro_batch:
-            self._log.forget_from(cursor.unit)  # the step that was begun is left out
-            position = {**position, "given": max(0, position["given"] - before.micro_batch)}
-        self._snapshot = {**position, "cursor": cursor_entry(cursor)}
+    def _go_on_at(self, position: State) -> None:
+        """Continues global batches at a position; nothing may run meanwhile."""
+        self._snapshot = position
         self._must_compare = self._options.check_plan
 
     # --- the steps of a job with global batches ---------------------------------------------------------------------
@@ -343,7 +224,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         Raises:
             ConfigError: There are no global batches.
         """
-        return self._global_batches("micro_batches_per_step divides the steps").micro_batches_per_step
+        return self._global_batches("micro_batches_per_step divides the steps")[1].micro_batches_per_step
 
     def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
         """Continues a job with global batches by numbers alone, as Megatron keeps them. Nothing is read for it.
@@ -362,35 +243,22 @@ class SavableDataLoader(BasicDataLoader[T]):
                 again with every epoch (limit), or the weights of a blend changed over steps of different sizes.
             StateError: Iteration has begun.
         """
-        batches = self._global_batches("start_at continues after samples")
-        for name, number in (("consumed_samples", consumed_samples), ("step", 0 if step is None else step)):
-            if type(number) is not int or not 0 <= number <= MAX_COUNT:
-                raise ConfigError(f"{name}={number!r} is no whole number from 0 to {MAX_COUNT}.")
+        job, _ = self._global_batches("start_at continues after samples")
         if self._begun:
             raise StateError(
                 "start_at was called after the first batch was taken. Make a new loader, and call it there first."
             )
-        limit = self._tree.rank_limit()
-        if limit is not None and limit.restart:
-            raise ConfigError(
-                "start_at was called for data that begins again with every epoch, because of limit. Leave limit out."
-            )
         position = self._snapshot or RankIterator(self._tree).state_dict()
-        start = replace(batches.start, weights=cursor_of(position).weights, skipped=cursor_of(position).skipped)
-        cursor = replace(batches, start=start).cursor_after(consumed_samples, step)
-        given = cursor.step * batches.micro_batches_per_step
-        given = given if limit is None else given % limit.length
-        self._log = DeliveryLog(self.worker_config.rank, self.worker_config.world_size, cursor.unit)
-        self._snapshot = {**position, "given": given, "cursor": cursor_entry(cursor)}
+        self._snapshot = job.started_at(position, consumed_samples, step)
 
-    def _global_batches(self, what: str) -> GlobalBatchPlan:
+    def _global_batches(self, what: str) -> tuple[GlobalJob, GlobalBatchPlan]:
         batches = self._tree.global_batches
-        if batches is None:
+        if batches is None or self._job is None:
             raise ConfigError(
                 f"{what} of global batches, and this loader has none. Give get_train_dataset the option "
                 "global_batch_size."
             )
-        return batches
+        return self._job, batches
 
     def _continue_with(self, config: WorkerConfig) -> None:
         super()._continue_with(config)
@@ -409,8 +277,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             ConfigError: There are no global batches, or a step cannot be divided among that many ranks.
             StateError: The step is not over.
         """
-        batches = self._tree.global_batches
-        if batches is None:
+        if self._job is None:
             raise ConfigError(
                 "resize changes the ranks of global batches, and this loader has none. Give get_train_dataset the "
                 "option global_batch_size; without it, restore a global state in a new loader."
@@ -419,23 +286,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
         with self._turn:
             position = self._delivered()
-            cursor = cursor_of(position)
-            if cursor.micro_batch:
-                raise StateError(
-                    f"resize was called within step {cursor.step}, of which {cursor.micro_batch} micro-batches were "
-                    "delivered. Call it after a batch whose is_last_of_step is true."
-                )
-            steps = position["given"] // batches.micro_batches_per_step
-            resized = batches.continued(cursor, world_size, batches.workers)
-            old_size, new_size = batches.step_size, resized.step_size  # raises ConfigError before anything changes
             self._stop()
-            if self._log is not None:
-                self._log.continue_with(rank, world_size, cursor.unit)
-                if old_size != new_size:
-                    self._log.change_size(cursor.step, cursor.unit, old_size)
-            cursor = resized.rebased(cursor, batches.step_size)
-            given = steps * resized.micro_batches_per_step
-            self._continue_at({**position, "given": given}, cursor)
+            self._go_on_at(self._job.resized(position, rank, world_size))
             self._continue_with(config)
 
     def set_weights(
@@ -469,32 +321,13 @@ class SavableDataLoader(BasicDataLoader[T]):
             ConfigError: There are no global batches or no blend by weight, the weights are invalid, or the step has
                 begun.
         """
-        batches = self._tree.global_batches
-        if batches is None or not isinstance(batches.units, ScheduledBlendPlan):
-            raise ConfigError(
-                "set_weights changes a blend by weight with global batches, and this loader has none. Give "
-                "get_train_dataset a metadataset with `blend` and the option global_batch_size."
-            )
-        over: Over = "steps" if from_sample is None else "samples"
-        begin, until = (from_step, until_step) if over == "steps" else (from_sample, until_sample)
-        if begin is None or [from_step, until_step, from_sample, until_sample].count(None) < (
-            3 if until is None else 2
-        ):
-            raise ConfigError(
-                f"{from_step=}, {until_step=}, {from_sample=} and {until_sample=} do not say from where on the weights "
-                "change: give from_step, or from_step and until_step, or the same with samples."
-            )
-        for name, number in ((f"from_{over[:-1]}", begin), (f"until_{over[:-1]}", until)):
-            if number is not None and (type(number) is not int or not 0 <= number <= MAX_COUNT):
-                raise ConfigError(f"{name}={number!r} is invalid: it must be a whole number from 0 to {MAX_COUNT:,}.")
-        change = WeightChange(begin, _weights_of(weights, source_of(self._tree).names), until)
+        if self._job is None:
+            raise no_weights()
         with self._turn:
             position = self._delivered()
-            cursor = batches.with_weights(self._folded(cursor_of(position)), change, over)
             self._stop()  # what was prefetched may have other weights
-            self._continue_at(position, cursor)
-            if not self._begun:
-                self._asked.weights.append((change, over, cursor.weights[-1]))
+            steps, samples = (from_step, until_step), (from_sample, until_sample)
+            self._go_on_at(self._job.with_weights(position, weights, steps, samples, has_begun=self._begun))
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 
