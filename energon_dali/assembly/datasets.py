@@ -17,7 +17,7 @@ from energon_dali.datasets.grouping.global_batch import OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
 from energon_dali.errors import EmptyDatasetError
-from energon_dali.plan.global_batches import Uneven
+from energon_dali.plan.global_step import Uneven
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]

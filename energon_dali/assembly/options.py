@@ -19,7 +19,8 @@ from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.plan.global_batches import GLOBAL_LANES, UNEVEN, Uneven
+from energon_dali.plan.global_batches import GLOBAL_LANES
+from energon_dali.plan.global_step import UNEVEN, Uneven
 from energon_dali.shards import PartList
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden
 from energon_dali.task_encoder.building import BUILD_HOOKS

@@ -15,7 +15,7 @@ import click
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError
-from energon_dali.plan.global_batches import UNEVEN
+from energon_dali.plan.global_step import UNEVEN
 
 
 def find_object(name: str, option: str) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan import GlobalBatchPlan, Rows
-from energon_dali.plan.global_batches import MicroBatch
+from energon_dali.plan.global_step import MicroBatch
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

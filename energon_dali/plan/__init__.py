@@ -7,7 +7,8 @@ an order is a function of (seed, source, stream, epoch, position), and a saved p
 from __future__ import annotations
 
 from energon_dali.plan.epoch import EpochOrder
-from energon_dali.plan.global_batches import Cursor, GlobalBatchPlan
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
 from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan, weighted_draws
 from energon_dali.plan.plan import Plan, Rows
 from energon_dali.plan.repeated import RepeatedPlan

@@ -9,160 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from energon_dali.errors import ConfigError
+from energon_dali.plan.global_step import BEGINNING, Cursor, MicroBatch, Step, Uneven, deal, part_of, step_size
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, Base, Over, Schedule, ScheduledBlendPlan, WeightChange
 from energon_dali.plan.spares import unit_of_number
 
-Uneven = Literal["error", "round_down", "ragged"]
-UNEVEN = ("error", "round_down", "ragged")
 GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
 _KEPT_STEPS = 4
 _PLANNED_UNITS = 2048
 _PLANNED_PER_SOURCE = 64
 _MOST_PLANNED_UNITS = 65_536
-
-
-@dataclass(frozen=True, order=True)
-class Cursor:
-    """Where a job with global batches continues: on all ranks the same."""
-
-    unit: int = 0
-    """First unit of the step."""
-    step: int = 0
-    """Number of the step, from the beginning of the job."""
-    micro_batch: int = 0
-    """Micro-batches of the step that every rank has delivered."""
-    skipped: tuple[tuple[int, int], ...] = ()
-    """Ranges (first step, step after the last) that are left out, ascending, none of them over yet. Their units are
-    passed all the same."""
-    weights: tuple[WeightChange, ...] = ()
-    """Weights of the blend that were set while the job ran."""
-    weights_over: Over = "steps"
-    """What their points count. That of the schedule, if its weights change."""
-    base: Base = FIRST
-    """From where on steps have the size that they have now, for weights that change over time."""
-
-    def without_steps(self, first: int, stop: int) -> Cursor:
-        """Returns the cursor that leaves out a range of steps as well; not if the range is over.
-
-        Args:
-            first: First step to leave out.
-            stop: Step after the last one.
-        """
-        merged: list[tuple[int, int]] = []
-        for begin, end in sorted((*self.skipped, (first, stop))):
-            if end <= self.step:
-                continue
-            if merged and begin <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((begin, end))
-        begins_again = first <= self.step < stop
-        return replace(self, micro_batch=0 if begins_again else self.micro_batch, skipped=tuple(merged))
-
-
-@dataclass(frozen=True)
-class Step:
-    """The units that the job takes at once."""
-
-    number: int
-    """From the beginning of the job."""
-    first_unit: int
-    """Its first unit."""
-    size: int
-    """Number of its units, at least 1."""
-    micro_batches: int
-    """Micro-batches of each rank, at least 1."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What one rank computes at once."""
-
-    step: Step
-    """The step that it is a part of."""
-    number: int
-    """Its number among those of its rank in the step."""
-    units: Int64Array
-    """int64[n]: its units, ascending; n may be 0 in the last step of an epoch."""
-    rows: Rows
-    """Their rows."""
-
-    @property
-    def is_last_of_step(self) -> bool:
-        """Whether the rank has no further one in the step."""
-        return self.number + 1 == self.step.micro_batches
-
-
-def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, uneven: Uneven) -> int:
-    """Returns the number of units of a step.
-
-    Args:
-        global_batch_size: What was asked for.
-        world_size: Number of ranks.
-        micro_batch_size: Most units of a micro-batch.
-        uneven: What to do if it is not a multiple of world_size x micro_batch_size: raise, round down to one as
-            Megatron does, or deal counts that differ by one.
-
-    Raises:
-        ConfigError: It is no such multiple, or nothing is left of it.
-    """
-    least = world_size * micro_batch_size
-    if uneven == "ragged" or global_batch_size % least == 0:
-        if global_batch_size < world_size:
-            raise ConfigError(
-                f"global_batch_size={global_batch_size} is less than world_size={world_size}, so that some ranks would "
-                "have nothing to compute. Give at least one sample per rank."
-            )
-        return global_batch_size
-    low = global_batch_size // least * least
-    if uneven == "round_down" and low:
-        return low
-    product = f"world_size x batch_size = {world_size} x {micro_batch_size} = {least:,}"
-    ragged = 'uneven="ragged", which deals the ranks counts that differ by one'
-    if not low:
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} is less than {product}: give {least:,} or a multiple of it, or a "
-            f"smaller batch_size. Or give {ragged}."
-        )
-    raise ConfigError(
-        f"global_batch_size={global_batch_size} is not a multiple of {product}: give {low:,} or {low + least:,}. Or "
-        f'give uneven="round_down", which takes the next smaller multiple as Megatron does, or {ragged}.'
-    )
-
-
-def part_of(total: int, parts: int, number: int) -> int:
-    """Returns one of `parts` numbers that sum to `total` and differ by at most one, the larger ones first."""
-    return total // parts + (number < total % parts)
-
-
-def deal(homes: Int64Array, counts: Int64Array) -> Int64Array:
-    """Returns which rank gets each unit: its home, as long as the home has room, otherwise the next rank with room.
-
-    Args:
-        homes: int64[n]: rank that each unit should go to.
-        counts: int64[ranks]: how many units each rank gets; they sum to n.
-
-    Returns:
-        int64[n].
-    """
-    order = np.argsort(homes, kind="stable")
-    arrived = np.bincount(homes, minlength=len(counts))
-    place = np.arange(len(homes)) - np.repeat(np.cumsum(arrived) - arrived, arrived)  # among those of the same home
-    fits = place < np.repeat(counts, arrived)
-    ranks = homes.copy()
-    left = np.sort(order[~fits])
-    room = counts - np.minimum(arrived, counts)
-    ranks[left] = np.repeat(np.arange(len(counts)), room)
-    dealt: Int64Array = ranks
-    return dealt
 
 
 @dataclass(frozen=True)
@@ -191,7 +53,7 @@ class GlobalBatchPlan(Plan):
     """What happens to sizes that the ranks cannot share equally; see `step_size`."""
     drop_last: bool = False
     """Whether the last step of an epoch is left out if it is smaller."""
-    start: Cursor = Cursor()
+    start: Cursor = BEGINNING
     """Where the job begins, or continues."""
 
     def __post_init__(self) -> None:

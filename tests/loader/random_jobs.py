@@ -26,7 +26,7 @@ from typing import Any
 import torch.distributed as dist
 
 import energon_dali as ed
-from energon_dali.plan.global_batches import Uneven, step_size
+from energon_dali.plan.global_step import Uneven, step_size
 from tests.loader.dataset_folder import prepare, write_shards
 
 DATASETS = {"a": (190, 3), "b": (70, 2), "c": (41, 1)}

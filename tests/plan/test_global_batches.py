@@ -21,7 +21,7 @@ from energon_dali.plan import (
     Slices,
     SourcePlan,
 )
-from energon_dali.plan.global_batches import MicroBatch, deal
+from energon_dali.plan.global_step import MicroBatch, deal
 from energon_dali.plan.scheduled import OVER, Over, ScheduledBlendPlan, WeightChange
 from tests.part import sampled
 from tests.plan.schedules import linear

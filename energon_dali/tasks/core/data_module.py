@@ -18,7 +18,7 @@ from energon_dali.datasets.stream import State
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.accumulation import check_accumulation
-from energon_dali.plan.global_batches import Uneven
+from energon_dali.plan.global_step import Uneven
 from energon_dali.samples.transfer import move
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
