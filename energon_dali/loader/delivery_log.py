@@ -65,7 +65,7 @@ class LogPart:
 
     @property
     def identity(self) -> tuple[int, int, int]:
-        """What tells it from other parts. Of two with the same one, the longer one continues the other."""
+        """What distinguishes it from other parts. Of two with the same one, the longer one continues the other."""
         return self.start, self.world_size, self.rank
 
     def unpacked(self) -> list[Deviation]:

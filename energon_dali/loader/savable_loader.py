@@ -35,7 +35,7 @@ logger = logging.getLogger("energon_dali.loader")
 
 
 class SavableDataLoader(BasicDataLoader[T]):
-    """A loader that knows its position: the state is always that of the batches that were delivered.
+    """A loader that keeps its position: the state is always that of the batches that were delivered.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
