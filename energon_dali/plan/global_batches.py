@@ -22,6 +22,9 @@ from energon_dali.plan.spares import unit_of_number
 GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
 _KEPT_STEPS = 4
+"""Steps whose dealing is kept, at least."""
+_KEPT_UNITS = 4096
+"""Units of a rank up to which that of more steps is kept: their places are asked for after their rows."""
 _PLANNED_UNITS = 2048
 _PLANNED_PER_SOURCE = 64
 _MOST_PLANNED_UNITS = 65_536
@@ -434,7 +437,8 @@ class GlobalBatchPlan(Plan):
                 homes = (rows.lanes + rows.sources.astype(np.int64) * 97) % self.world_size
                 own = np.flatnonzero(deal(homes, counts) == rank)
                 rows = rows.take(own)
-            found = keep(kept, (step.first_unit, rank), (own + step.first_unit, rows), _KEPT_STEPS)
+            most = max(_KEPT_STEPS, _KEPT_UNITS // max(1, len(own)))
+            found = keep(kept, (step.first_unit, rank), (own + step.first_unit, rows), most)
         return found  # type: ignore[no-any-return]
 
     def _rows_of_job(self, start: int, stop: int) -> Rows:
