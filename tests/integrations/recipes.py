@@ -384,15 +384,16 @@ def _trainer_refusals(run: Run, note: Callable[..., None], messages: dict[str, s
         )
         return kind(model=Line(), args=arguments, train_dataset=given)
 
-    (run.folder / "bare").mkdir(exist_ok=True)
+    folder = run.folder / f"bare{run.rank}"  # one per rank: a rank must not read what the other is writing
+    folder.mkdir()
     state = transformers.TrainerState(max_steps=1)
-    state.save_to_json(str(run.folder / "bare" / "trainer_state.json"))
-    bare = str(run.folder / "bare")
+    state.save_to_json(str(folder / "trainer_state.json"))
+    bare = str(folder)
     note("trainer without mixin", lambda: trainer(transformers.Trainer, run.dataset()).train())
     note("trainer with a loader", lambda: trainer(_Trainer, run.loader()))
     note("trainer skips", lambda: trainer(_Trainer, run.dataset(), ignore_data_skip=True).train(bare))
     note("trainer finds a batch size", lambda: trainer(_Trainer, run.dataset(), auto_find_batch_size=True).train())
-    torch.save(Line().state_dict(), run.folder / "bare" / "pytorch_model.bin")
+    torch.save(Line().state_dict(), folder / "pytorch_model.bin")
     note("trainer without position", lambda: trainer(_Trainer, run.dataset()).train(bare))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
