@@ -55,12 +55,12 @@ if TYPE_CHECKING:
         generic_concat as generic_concat,
         homogeneous_concat_mix as homogeneous_concat_mix,
     )
-    from energon_dali.datasets.mixing.mix_batch import MixBatchDataset as MixBatchDataset
+    from energon_dali.datasets.mixing.blend import MixBatchDataset as MixBatchDataset
     from energon_dali.datasets.wrappers.epochize import EpochizeDataset as EpochizeDataset
     from energon_dali.datasets.wrappers.filter import FilterDataset as FilterDataset
     from energon_dali.datasets.wrappers.gc import GcDataset as GcDataset
     from energon_dali.datasets.wrappers.iter_map import IterMapDataset as IterMapDataset
-    from energon_dali.datasets.wrappers.limit import LimitDataset as LimitDataset
+    from energon_dali.datasets.wrappers.epochize import LimitDataset as LimitDataset
     from energon_dali.datasets.wrappers.log_sample import LogSampleDataset as LogSampleDataset
     from energon_dali.datasets.wrappers.map import MapDataset as MapDataset
     from energon_dali.datasets.wrappers.repeat import RepeatDataset as RepeatDataset

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import DecodeError, ShardError
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.samples.transfer import attributes_of
 
 if TYPE_CHECKING:
     from energon_dali.samples import SourceInfo

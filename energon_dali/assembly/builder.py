@@ -15,8 +15,7 @@ from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.datasets.mixing.concat import ConcatDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError

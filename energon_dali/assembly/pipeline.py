@@ -14,8 +14,7 @@ from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.worker_border import DecodeDataset, WorkerBorder
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError

@@ -13,7 +13,7 @@ import click
 from energon_dali.cli.dataset_options import code_options
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.samples.transfer import attributes_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,12 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
-from energon_dali.datasets.deviations import DEVIATIONS, LEFT_OUT, Deviation, find_deviations
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.planned import in_turn
-from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry, skipped_by_state
+from energon_dali.datasets.step_entries import (
+    DEVIATIONS,
+    LEFT_OUT,
+    SKIPPED,
+    Deviation,
+    SkippedSteps,
+    as_entry,
+    cursor_entry,
+    cursor_of,
+    find_deviations,
+    skipped_by_state,
+)
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError

@@ -28,9 +28,9 @@ from energon_dali.plan import (
     SourcePlan,
     weighted_draws,
 )
+from energon_dali.plan.global_step import spare_number, spare_pass, spare_unit
 from energon_dali.plan.plan import MOST_ROWS
 from energon_dali.plan.scheduled import ScheduledBlendPlan
-from energon_dali.plan.spares import spare_number, spare_pass, spare_unit
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from energon_dali.cache.store_index import StoreIndex
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.grouping.batch import GroupingDataset
 from energon_dali.datasets.planned import (
     MOST_PLANNED_SAMPLES,
@@ -23,6 +22,7 @@ from energon_dali.datasets.planned import (
 )
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec

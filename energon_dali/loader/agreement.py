@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.cursor_entry import cursor_entry
 from energon_dali.datasets.grouping.global_batch import GlobalBatchDataset
+from energon_dali.datasets.step_entries import cursor_entry
 from energon_dali.errors import ConfigError
 from energon_dali.loader.changed_hooks import is_of_hooks
 from energon_dali.loader.state_compatibility import as_plain

@@ -19,10 +19,10 @@ from typing_extensions import Unpack
 from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.rank_iterator import refuse_stages
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks

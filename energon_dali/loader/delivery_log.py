@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.cursor_entry import weights_entry, weights_of
-from energon_dali.datasets.deviations import LEFT_OUT, Deviation
+from energon_dali.datasets.step_entries import LEFT_OUT, Deviation, weights_entry, weights_of
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.state_entries import (
     MAX_COUNT,

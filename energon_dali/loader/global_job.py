@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
-from energon_dali.datasets.deviations import DEVIATIONS
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import DEVIATIONS, cursor_entry, cursor_of
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
 from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
@@ -295,3 +294,26 @@ def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[st
     if len(weights) != len(names):
         raise ConfigError(f"{len(weights)} weights were given for {len(names)} datasets: give one each.")
     return weights
+
+
+def check_accumulation(dataset: SavableDataset[Any], given: int, name: str) -> None:
+    """Checks that a step of the optimizer is a step of the job; without global batches it may be any.
+
+    Args:
+        dataset: What the trainer trains on.
+        given: Batches over which the trainer accumulates gradients.
+        name: What the trainer calls that number.
+
+    Raises:
+        ConfigError: It is not the number of batches that each rank has in a step.
+    """
+    batches = dataset.global_batches
+    if batches is None or given == batches.micro_batches_per_step:
+        return
+    needed, size, ranks = batches.micro_batches_per_step, batches.step_size, batches.world_size
+    other = "" if size % (ranks * given) else f", or batch_size={size // (ranks * given)}"
+    raise ConfigError(
+        f"{name}={given}, and a step of global_batch_size={size} is {needed} batches of at most "
+        f"{batches.micro_batch_size} samples on each of {ranks} ranks. Give {name}={needed}{other}: then a step of the "
+        "optimizer is a step of the job."
+    )

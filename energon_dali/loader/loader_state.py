@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
-from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
+from energon_dali.datasets.step_entries import SKIPPED, as_entry, cursor_entry, cursor_of, skipped_by_state
 from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.delivery_log import history_of, merge_logs, parts_of, split_log

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.planned import plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
-from energon_dali.datasets.skipped_steps import SkipBy, SkippedSteps, as_entry, skipped_by_state, steps_to_skip
+from energon_dali.datasets.step_entries import (
+    SkipBy,
+    SkippedSteps,
+    as_entry,
+    cursor_of,
+    skipped_by_state,
+    steps_to_skip,
+)
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator

@@ -9,7 +9,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.grouping.batch import BatchDataset
-from energon_dali.datasets.skipped_steps import skipped_by_state
+from energon_dali.datasets.step_entries import skipped_by_state
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE, align_stages, align_state, is_of_hooks

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import View
 from energon_dali.error_handlers import describe
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.samples.transfer import attributes_of
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images, join_patches, show_image
 from energon_dali.view.strips import Strip, find_strips
 

@@ -15,14 +15,12 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.mixing.blend import BlendDataset
+from energon_dali.datasets.mixing.blend import BlendDataset, MixBatchDataset
 from energon_dali.datasets.mixing.concat import ConcatDataset
 from energon_dali.datasets.mixing.concatenation import concat_pad, generic_concat, homogeneous_concat_mix
-from energon_dali.datasets.mixing.mix_batch import MixBatchDataset
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.filter import FilterDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset

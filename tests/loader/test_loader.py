@@ -16,8 +16,7 @@ import torch
 import torch.distributed
 
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError, WorkerError
 from energon_dali.loader import watchdog
 from energon_dali.loader.basic_loader import BasicDataLoader, get_loader

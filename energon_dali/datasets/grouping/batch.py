@@ -10,13 +10,12 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, rerun
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.rerun import rerun
 from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.plan import GlobalBatchPlan
-from energon_dali.plan.spares import SPARES, attempts_of
+from energon_dali.plan.global_step import SPARES, attempts_of
 from energon_dali.samples.base import Key, add_attribute, set_restore_key
 from energon_dali.shards.documents.state_entries import count_of, flag_of, state_of
 from energon_dali.task_encoder.context import batch_context, sample_context

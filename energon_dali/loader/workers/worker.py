@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from energon_dali.datasets.cursor_entry import cursor_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, Message, StartStream, decode

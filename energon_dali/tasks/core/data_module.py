@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from energon_dali.assembly.datasets import AnyPath, get_train_dataset, get_val_dataset
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.stream import State
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import LimitDataset
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.loader.accumulation import check_accumulation
+from energon_dali.loader.global_job import check_accumulation
 from energon_dali.plan.global_step import Uneven
 from energon_dali.samples.transfer import move
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder

@@ -21,8 +21,7 @@ import pytest
 import torch
 
 from energon_dali.cache import FileStoreCachePool
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.errors import ConfigError, WatchdogTimeoutError, WorkerDiedError, WorkerError
 from energon_dali.loader import prefetcher
 from energon_dali.loader.basic_loader import get_loader
