@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from energon_dali.plan import SourcePlan
 from energon_dali.plan.plan import MOST_ROWS
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample, ShardReader
-
-T = TypeVar("T")
 
 DEFAULT_LANES = 16
 """Default of `parallel_shard_iters` in training."""
@@ -310,17 +308,11 @@ class _NativeIterator(StreamIterator[Any]):
         """Moves `_position` to the next row."""
         self._position.load_state_dict({**self._position.state_dict(), "row": self._row})
 
-    def skip(self, count: int) -> int:
-        return self._moved(lambda position: position.skip(count))
-
-    def plan(self, count: int) -> Planned:
-        return self._moved(lambda position: position.plan(count))
-
-    def _moved(self, move: Callable[[StreamIterator[Any]], T]) -> T:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         self._follow()
-        moved = move(self._position)
+        skipped = self._position.skip(count, planned)
         self.load_state_dict(self._position.state_dict())
-        return moved
+        return skipped
 
     def state_dict(self) -> State:
         self._follow()

@@ -63,6 +63,8 @@ class Planned:
 
 def joined(parts: Sequence[Planned]) -> Planned:
     """Returns plans as one, in order."""
+    if len(parts) == 1:
+        return parts[0]
     numbers: dict[Source, int] = {}
     rows = []
     starts, total = [np.zeros(1, np.int64)], 0

@@ -338,25 +338,22 @@ class _SourceIterator(StreamIterator[Any]):
         stages = self._stages[source] = _Stages(load, read, loading)
         return stages
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         if self._feedback is not None:  # the weights of a draw follow from what earlier samples measured
-            return super().skip(count)
-        skipped = min(count, self._end - self._row)
+            return super().skip(count, planned)
+        if planned is not None and self._plan.is_endless and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
+            raise too_many_samples()
+        start = self._row
+        skipped = min(count, self._end - start)
         if skipped < count and self._plan.is_endless:
             raise StateError(f"Row {self._row + count} is too large: a stream has at most {MOST_ROWS} rows.")
         self._row += skipped
         if skipped < count:
             self._go_to(self._epoch + 1, self._row)
+        if planned is not None:
+            rows = self._plan.rows(start, start + skipped, self._stream)
+            planned.append(Planned.of_rows(self._dataset.sources, rows))
         return skipped
-
-    def plan(self, count: int) -> Planned:
-        if self._feedback is not None:
-            return super().plan(count)
-        if self._plan.is_endless and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
-            raise too_many_samples()
-        start = self._row
-        skipped = self.skip(count)
-        return Planned.of_rows(self._dataset.sources, self._plan.rows(start, start + skipped, self._stream))
 
     def state_dict(self) -> State:
         state = {"epoch": self._epoch, "row": self._row}

@@ -14,8 +14,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.mixing.mixture_dataset import MixtureDataset, MixtureIterator, numbered
-from energon_dali.datasets.passing import Move
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import weighted_draws
 from energon_dali.plan.mixtures import GROUP_DRAWS

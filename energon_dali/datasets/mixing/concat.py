@@ -7,8 +7,7 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.mixture_dataset import MixtureDataset, MixtureIterator, numbered
-from energon_dali.datasets.passing import Move
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 

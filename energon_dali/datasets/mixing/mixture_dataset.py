@@ -10,9 +10,8 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.passing import PassingIterator
 from energon_dali.datasets.restore_key import expect_name, key_from_json
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import PassingIterator, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards.documents.state_entries import damaged, restore_stream

@@ -7,9 +7,8 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.passing import Move, PassingWrapperIterator
 from energon_dali.datasets.rank_iterator import RankLimit
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, PassingWrapperIterator, State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 

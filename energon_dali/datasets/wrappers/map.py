@@ -120,19 +120,12 @@ class _MapIterator(WrapperIterator[Any]):
             if result is not NOTHING:
                 return result
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         if self._runner.is_generator:
-            return super().skip(count)
-        skipped = self._inner.skip(count)
+            return super().skip(count, planned)
+        skipped = self._inner.skip(count, planned)
         self._runner.index += skipped
         return skipped
-
-    def plan(self, count: int) -> Planned:
-        if self._runner.is_generator:
-            return super().plan(count)
-        planned = self._inner.plan(count)
-        self._runner.index += len(planned)
-        return planned
 
     def last_key(self, element: Any) -> Key:
         return self._runner.key

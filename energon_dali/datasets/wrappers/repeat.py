@@ -8,8 +8,7 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.passing import Move, PassingWrapperIterator
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, PassingWrapperIterator, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
