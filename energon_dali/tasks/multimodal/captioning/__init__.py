@@ -6,35 +6,16 @@ lightning.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from energon_dali.lazy_names import attach
 
-from energon_dali.lazy_names import import_name, names_of
-
-if TYPE_CHECKING:
-    from energon_dali.tasks.multimodal.captioning.data_module import CaptioningDataConfig, CaptioningDataModule
-    from energon_dali.tasks.multimodal.captioning.model.backbone import CaptioningGPT, PatchPrefix, PrefixBackbone
-    from energon_dali.tasks.multimodal.captioning.model.transformers_gpt2 import TransformersGPT2
-    from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
-    from energon_dali.tasks.multimodal.captioning.task import CaptioningTransformer
-    from energon_dali.tasks.multimodal.captioning.task_encoder import CaptioningTaskEncoder, PackedCaptioningTaskEncoder
-
-__all__ = [
-    "CaptioningBatch",
-    "CaptioningDataConfig",
-    "CaptioningDataModule",
-    "CaptioningGPT",
-    "CaptioningTaskEncoder",
-    "CaptioningTransformer",
-    "PackedCaptioningTaskEncoder",
-    "PatchPrefix",
-    "PrefixBackbone",
-    "TransformersGPT2",
-]
-
-
-def __getattr__(name: str) -> Any:
-    return import_name(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return names_of(__name__)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "data_module": "CaptioningDataConfig CaptioningDataModule",
+        "model.backbone": "CaptioningGPT PatchPrefix PrefixBackbone",
+        "model.transformers_gpt2": "TransformersGPT2",
+        "samples": "CaptioningBatch",
+        "task": "CaptioningTransformer",
+        "task_encoder": "CaptioningTaskEncoder PackedCaptioningTaskEncoder",
+    },
+)

@@ -1,0 +1,32 @@
+"""The public names, as type checkers see them; `__init__.py` imports each from its module when it is first used."""
+
+from energon_dali.tasks.checkpoint import (
+    load_task as load_task,
+)
+from energon_dali.tasks.composition.compose import (
+    compose as compose,
+)
+from energon_dali.tasks.core.data_module import (
+    TransformerDataConfig as TransformerDataConfig,
+    TransformerDataModule as TransformerDataModule,
+)
+from energon_dali.tasks.core.decoder import (
+    make_decoder as make_decoder,
+)
+from energon_dali.tasks.core.instantiator import (
+    HydraInstantiator as HydraInstantiator,
+    Instantiator as Instantiator,
+)
+from energon_dali.tasks.core.task import (
+    OptimizerConfig as OptimizerConfig,
+    SchedulerConfig as SchedulerConfig,
+    TaskTransformer as TaskTransformer,
+)
+from energon_dali.tasks.training import (
+    TrainResult as TrainResult,
+    run as run,
+)
+
+__all__: list[str]
+
+def check_extra() -> None: ...
