@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +16,8 @@ from energon_dali.assembly.sample_recipe import SampleRecipe, read_recipe
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode import SampleDecoder
-from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.metadataset.document import located
 from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
 from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
@@ -103,7 +103,7 @@ def open_source(
             read = start_reading(reference, options, opening)
             return open_source(reference, number, options, repeat, read, identities, factory)
     identities = identities or Identities()
-    with located(reference):
+    with located(reference.location):
         if reference.join is not None:
             opened = _open_join(reference, number, options, files)
         elif reference.is_jsonl:
@@ -161,7 +161,7 @@ def order_samples(
         repeat=repeat,
         **order,
     )
-    with located(reference):
+    with located(reference.location):
         _check_slices(plan)
     return Source(
         plan,
@@ -199,27 +199,6 @@ def _check_slices(plan: SourcePlan) -> None:
             f"times at once, and at most {MAX_SLICES} fit into memory. Give a smaller number, or -1 to draw with "
             "replacement."
         )
-
-
-@contextmanager
-def located(reference: SourceReference) -> Iterator[None]:
-    """Prefixes errors about a source with its location in the metadataset that names it.
-
-    Raises:
-        ConfigError: One was raised inside.
-        DatasetFormatError: One was raised inside.
-        UntrustedCodeError: One was raised inside.
-        StorageError: One was raised inside.
-    """
-    try:
-        yield
-    except (ConfigError, DatasetFormatError, UntrustedCodeError, StorageError) as error:
-        if reference.location is None or str(error).startswith(str(reference.location)):
-            raise
-        # Subclasses of the four may take other arguments; callers catch the four.
-        kinds = (ConfigError, DatasetFormatError, UntrustedCodeError, StorageError)
-        kind = next(kind for kind in kinds if isinstance(error, kind))
-        raise kind(f"{reference.location}: {error}") from error
 
 
 def _open_folder(
@@ -315,7 +294,7 @@ def _open_join(
             raise ConfigError(
                 f"{name}= applies to one dataset, and a join reads several, each with a dataset.yaml. Leave it out."
             )
-    joiner = load_joiner(join.joiner, reference.location, allow_imports=options.source.allow_imports)
+    joiner = load_joiner(join.joiner, allow_imports=options.source.allow_imports)
     names = [column.name for column in join.columns if column.name is not None]
     if names and getattr(joiner, "__func__", None) is Sample.from_joined.__func__:  # type: ignore[attr-defined]
         raise ConfigError(

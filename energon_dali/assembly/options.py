@@ -212,7 +212,7 @@ class DatasetOptions:
     ) -> DatasetOptions:
         """Returns the options of a call.
 
-        Called by the function that `explain_call` wraps, so that warnings name the user's line.
+        Called by a helper of the function that `explain_call` wraps, so that warnings name the user's line.
 
         Args:
             task_encoder: The user's; None is DefaultTaskEncoder().
@@ -229,17 +229,17 @@ class DatasetOptions:
             warnings.warn(
                 f"{type(encoder).__name__}.{name} is not a hook, and nothing in the class calls it. Did you mean "
                 f"{hook}? Rename it; a helper may begin with an underscore.",
-                stacklevel=4,
+                stacklevel=5,
             )
         old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
         if kwargs.pop("handler", None) is not None:
             warnings.warn(
                 "handler is ignored: set WorkerConfig(global_error_handler=...) instead.",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         if old:
-            encoder = _with_old_decoder(encoder, old, stacklevel=5)
+            encoder = _with_old_decoder(encoder, old, stacklevel=6)
         if kwargs.get("subflavors") is None:
             kwargs.pop("subflavors", None)
         if isinstance(kwargs.get("part_filter"), (list, tuple, set, frozenset)):

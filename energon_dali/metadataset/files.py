@@ -100,7 +100,7 @@ def read_join_files(source: SourceReference, *, allow_imports: bool = False, all
         StorageError: A dataset cannot be read.
     """
     assert source.join is not None, "only joins have these files"
-    columns = open_columns(source.join.columns, source.location, allow_imports=allow_imports, allow_code=allow_code)
+    columns = open_columns(source.join.columns, allow_imports=allow_imports, allow_code=allow_code)
     try:
         index = find_join_index(source, columns)
         _ = index.table

@@ -19,6 +19,7 @@ from energon_dali.metadataset.document import (
     Location,
     Node,
     document_from_dict,
+    located,
     read_document,
 )
 from energon_dali.metadataset.files import files_of_source, is_local, read_folder_files, read_nested
@@ -116,8 +117,8 @@ def count_samples(source: SourceReference) -> int:
         StorageError: A file cannot be read.
     """
     if source.join is not None:
-        columns = open_columns(source.join.columns, source.location)
-        total = len(find_join_index(source, columns).table)
+        with located(source.location):
+            total = len(find_join_index(source, open_columns(source.join.columns)).table)
     elif source.is_jsonl:
         total = JsonlFile(source.path).num_samples
     else:
