@@ -150,8 +150,7 @@ class GlobalJob:
                 "with samples."
             )
         for name, number in ((f"from_{over[:-1]}", begin), (f"until_{over[:-1]}", until)):
-            if number is not None and (type(number) is not int or not 0 <= number <= MAX_COUNT):
-                raise ConfigError(f"{name}={number!r} is invalid: it must be a whole number from 0 to {MAX_COUNT:,}.")
+            _check_number(name, 0 if number is None else number)
         change = WeightChange(begin, _weights_of(weights, source_of(self.tree).names), until)
         cursor = batches.with_weights(self._folded(cursor_of(position)), change, over)
         if not has_begun:
@@ -171,8 +170,7 @@ class GlobalJob:
                 or the weights of a blend changed over steps of different sizes.
         """
         for name, number in (("consumed_samples", consumed_samples), ("step", 0 if step is None else step)):
-            if type(number) is not int or not 0 <= number <= MAX_COUNT:
-                raise ConfigError(f"{name}={number!r} is no whole number from 0 to {MAX_COUNT}.")
+            _check_number(name, number)
         batches, limit, before = self._batches, self.tree.rank_limit(), cursor_of(position)
         if limit is not None and limit.restart:
             raise ConfigError(
@@ -265,6 +263,11 @@ class GlobalJob:
                     f"{error} Call it after the restore."
                 ) from error
         return cursor
+
+
+def _check_number(name: str, number: object) -> None:
+    if type(number) is not int or not 0 <= number <= MAX_COUNT:
+        raise ConfigError(f"{name}={number!r} is invalid: it must be a whole number from 0 to {MAX_COUNT:,}.")
 
 
 def no_weights() -> ConfigError:

@@ -13,9 +13,6 @@ from energon_dali.plan.window import WindowShuffle
 
 _MANY_SLICES = 65_536
 
-_CHUNK = 1024
-"""Number of positions that `EpochOrder.sample` computes at once."""
-
 
 @dataclass(frozen=True, eq=False)
 class EpochSequence:
@@ -113,8 +110,6 @@ class EpochOrder:
         self._shuffle = WindowShuffle(self._length, 1 if window_in_slice else window, *key)
         self._locator = SliceLocator(sequence.starts)
         self._slice_shuffles: OrderedDict[int, WindowShuffle] = OrderedDict()
-        self._chunk_start = 0
-        self._chunk: list[tuple[int, int, int]] = []
 
     def __len__(self) -> int:
         return self._length
@@ -152,32 +147,6 @@ class EpochOrder:
             self._shuffle_in_slices(slices, indices)
         indices += self._sequence.slices.start[slices]
         return self._sequence.slices.shard[slices], indices, self._sequence.passes[slices], lanes
-
-    def sample(self, position: int) -> tuple[int, int, int]:
-        """Returns (shard, index within the shard, pass over the data) at one position; cheap if called in order.
-
-        Raises:
-            IndexError: The position is outside the epoch.
-        """
-        index = position - self._chunk_start
-        if not 0 <= index < len(self._chunk):
-            if not 0 <= position < self._length:
-                raise IndexError(f"Position {position} is outside an epoch of {self._length} samples.")
-            columns = self.samples(position, min(self._length, position + _CHUNK))[:3]
-            self._chunk = list(zip(*(column.tolist() for column in columns), strict=True))
-            self._chunk_start, index = position, 0
-        return self._chunk[index]
-
-    def runs(self) -> list[tuple[int, int, int]] | None:
-        """Returns the slices (shard, start, stop) that are read one after the other, or None.
-
-        The order is made of runs if there is one lane and the window stays within a slice. The samples of a slice then
-        follow each other: in file order without a window, and in the order of `samples` with one.
-        """
-        if self._lanes > 1 or (self._window > 1 and not self._in_slice):
-            return None
-        slices = self._sequence.slices
-        return list(zip(slices.shard.tolist(), slices.start.tolist(), slices.stop.tolist(), strict=True))
 
     def _shuffle_in_slices(self, slices: Int32Array, indices: Int64Array) -> None:
         """Replaces indices within slices by the shuffled ones, in place."""

@@ -90,11 +90,6 @@ class MicroBatch:
     rows: Rows
     """Their rows."""
 
-    @property
-    def is_last_of_step(self) -> bool:
-        """Whether the rank has no further one in the step."""
-        return self.number + 1 == self.step.micro_batches
-
 
 def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, uneven: Uneven) -> int:
     """Returns the number of units of a step.

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from energon_dali.plan.rng import Int64Array, Uint64Array, mix, mix_arrays
+from energon_dali.plan.rng import Int64Array, Uint64Array, mix
 
 _ROUNDS = 12
 """Fewer favour some permutations of five or six places visibly."""
 _MULTIPLIERS = tuple(np.uint64(mix(number) | 1) for number in range(_ROUNDS))
 
 
-def permuted_places(places: Int64Array, numbers: Int64Array, length: int, *key: int) -> Int64Array:
+def permuted(places: Int64Array, keys: Uint64Array, lengths: Int64Array) -> Int64Array:
     """Returns where permutations of 0 ... length - 1 send places.
 
     A place is a row and a column of a table. Rounds move the rows by random amounts that depend on the column, and the
     columns by amounts that depend on the row; each can be undone, so the whole is a permutation. What falls into the
     part of the table that is beyond the length is moved again.
-
-    Args:
-        places: int64[n], from 0 to length - 1.
-        numbers: int64[n]: which permutation each place belongs to.
-        length: At least 1.
-        *key: Integers that identify the permutations.
-
-    Returns:
-        int64[n], from 0 to length - 1.
-    """
-    return permuted(places, mix_arrays(numbers, state=mix(*key)), np.full(len(places), length, np.int64))
-
-
-def permuted(places: Int64Array, keys: Uint64Array, lengths: Int64Array) -> Int64Array:
-    """Returns where permutations send places; see `permuted_places`.
 
     Args:
         places: int64[n], from 0 to the length - 1.

@@ -78,24 +78,16 @@ class RepeatedPlan(Plan):
         whole, numerator, denominator = self.rates
         return (partial * denominator // numerator + 1) * whole + partial
 
-    def samples_per_epoch(self, epoch: int) -> int:
-        """Returns the number of samples of an epoch, over all streams."""
-        return sum(high - low for _, low, high in self.parts(epoch))
-
-    def parts(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns (number of the pass, start, stop) of what an epoch takes, stop exclusive, over all streams."""
-        whole = self.rates[0]
-        begun = self._begun(epoch)
-        total = self.passes.samples_per_epoch
-        return [*((begun + number, 0, total) for number in range(whole)), *self._shared_parts(epoch)]
-
     def _begun(self, epoch: int) -> int:
         """Returns how many passes begin in earlier epochs."""
         whole, numerator, denominator = self.rates
         return epoch * whole - (-epoch * numerator // denominator)
 
     def _shared_parts(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns the `parts` of passes that may belong to several epochs."""
+        """Returns (number, start, stop) of what an epoch has of passes that may belong to several epochs.
+
+        It is counted over all streams, stop exclusive.
+        """
         _, numerator, denominator = self.rates
         total = self.passes.samples_per_epoch
         low, high = epoch * numerator, (epoch + 1) * numerator

@@ -82,7 +82,7 @@ def test_random_jobs(seed: int) -> None:
                 units[one.step.number] += one.units.tolist()
         for one in ranks[0][epoch]:
             step = one.step
-            if one.is_last_of_step:
+            if one.number + 1 == step.micro_batches:
                 assert sorted(units[step.number]) == list(range(step.first_unit, step.first_unit + step.size))
     _check_streams(plan, draw, epochs)
     _check_restart(plan, draw, ranks)
