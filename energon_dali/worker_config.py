@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
 from energon_dali.errors import ConfigError
-from energon_dali.plan import mix
 from energon_dali.plan.layout import Layout as Layout
 from energon_dali.plan.layout import divisors
+from energon_dali.plan.rng import mix
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -22,16 +22,12 @@ from energon_dali.metadataset.document import YAML_SUFFIXES, located
 from energon_dali.metadataset.files import files_of_source, files_of_stores, is_local
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
-from energon_dali.plan import (
-    BlendPlan,
-    ConcatPlan,
-    EpochizedBlendPlan,
-    GlobalBatchPlan,
-    Plan,
-    RepeatedPlan,
-    SourcePlan,
-)
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
+from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 

@@ -24,7 +24,8 @@ from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.metadataset.subset import take_subset
-from energon_dali.plan import Slices, SourcePlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, opening_files

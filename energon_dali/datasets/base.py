@@ -22,7 +22,9 @@ from energon_dali.datasets.torch_workers import (
     torch_worker,
 )
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.plan import Cursor, GlobalBatchPlan, mix
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
+from energon_dali.plan.rng import mix
 from energon_dali.samples.base import Key
 
 if TYPE_CHECKING:

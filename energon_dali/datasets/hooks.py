@@ -29,7 +29,7 @@ from energon_dali.task_encoder.context import batch_context, call_in_context, ca
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import StreamContext
-    from energon_dali.plan import GlobalBatchPlan
+    from energon_dali.plan.global_batches import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_FAILURE_TOLERANCE = 100

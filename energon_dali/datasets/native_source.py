@@ -20,8 +20,8 @@ from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import count_routes, decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError
-from energon_dali.plan import SourcePlan
 from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample, ShardReader
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import GlobalBatchPlan, Rows
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import MicroBatch
+from energon_dali.plan.plan import Rows
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

@@ -29,7 +29,8 @@ from energon_dali.datasets.step_entries import (
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
-from energon_dali.plan import Cursor, GlobalBatchPlan
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import (
     check_plain,

@@ -18,19 +18,12 @@ from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
 from energon_dali.datasets.row_sources import RawReader, Source, short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
-from energon_dali.plan import (
-    BlendPlan,
-    Cursor,
-    EpochizedBlendPlan,
-    GlobalBatchPlan,
-    Plan,
-    Rows,
-    SourcePlan,
-    weighted_draws,
-)
-from energon_dali.plan.global_step import spare_number, spare_pass, spare_unit
-from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor, spare_number, spare_pass, spare_unit
+from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan, weighted_draws
+from energon_dali.plan.plan import MOST_ROWS, Plan, Rows
 from energon_dali.plan.scheduled import ScheduledBlendPlan
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of

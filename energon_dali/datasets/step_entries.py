@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, cast
 from energon_dali.datasets.restore_key import UNIT_NAME
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.plan import Cursor, GlobalBatchPlan
-from energon_dali.plan.global_step import SPARES, attempts_of, unit_of_number
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import SPARES, Cursor, attempts_of, unit_of_number
 from energon_dali.plan.scheduled import OVER, Base, WeightChange
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt

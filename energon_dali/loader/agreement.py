@@ -17,7 +17,7 @@ from energon_dali.loader.state_compatibility import as_plain
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.plan import Cursor
+    from energon_dali.plan.global_step import Cursor
 
 logger = logging.getLogger("energon_dali.loader")
 

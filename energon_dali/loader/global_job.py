@@ -19,7 +19,8 @@ from energon_dali.shards.documents.state_entries import MAX_COUNT
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.plan import Cursor, GlobalBatchPlan
+    from energon_dali.plan.global_batches import GlobalBatchPlan
+    from energon_dali.plan.global_step import Cursor
 
 
 class GlobalJob:

@@ -31,7 +31,7 @@ from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.plan import GlobalBatchPlan
+    from energon_dali.plan.global_batches import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from energon_dali.metadataset.document import YAML_SUFFIXES, Document, read_docu
 from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from energon_dali.shards import StoragePath, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, Wanted
 from energon_dali.shards.folder import files_of_folder

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from energon_dali.assembly.mixture import blended_plan, open_sources
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.errors import ConfigError
-from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan
+from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
 from energon_dali.plan.slices import Int32Array

@@ -25,7 +25,11 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, SkipSample, StateError
-from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, Slices, SourcePlan
+from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
+from energon_dali.plan.repeated import RepeatedPlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples import TextSample
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig

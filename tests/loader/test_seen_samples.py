@@ -15,7 +15,7 @@ from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.diagnosis.seen_samples import SeenSamples, find_seen
 from energon_dali.errors import SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
-from energon_dali.plan import GlobalBatchPlan
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, Step, attempts_of
 from tests.loader.test_global_batches import scheduled, write_blend
 from tests.part import sampled

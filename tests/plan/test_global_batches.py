@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import (
-    BlendPlan,
-    Cursor,
-    EpochizedBlendPlan,
-    GlobalBatchPlan,
-    Plan,
-    RepeatedPlan,
-    Rows,
-    Slices,
-    SourcePlan,
-)
-from energon_dali.plan.global_step import MicroBatch, deal
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor, MicroBatch, deal
+from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan, Rows
+from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import OVER, Over, ScheduledBlendPlan, WeightChange
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.part import sampled
 from tests.plan.schedules import linear
 

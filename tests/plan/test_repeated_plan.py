@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import RepeatedPlan, Slices, SourcePlan
-from energon_dali.plan.repeated import MAX_REPETITIONS
+from energon_dali.plan.repeated import MAX_REPETITIONS, RepeatedPlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.part import long_property
 
 repetitions = st.one_of(st.integers(0, 3), st.sampled_from([0.1, 0.25, 0.5, 0.75, 1.5, 2.3, 1 / 3]))

@@ -14,7 +14,7 @@ from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, Hook
 from energon_dali.datasets.planned import Planned, joined
 from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
-from energon_dali.plan import GlobalBatchPlan
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, attempts_of
 from energon_dali.samples.base import Key, add_attribute, set_restore_key
 from energon_dali.shards.documents.state_entries import count_of, flag_of, state_of

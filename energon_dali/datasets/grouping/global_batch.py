@@ -12,7 +12,7 @@ from energon_dali.datasets.restore_key import UNIT_NAME
 from energon_dali.datasets.source import SourceDataset, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
-from energon_dali.plan import GlobalBatchPlan
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, MicroBatch
 from energon_dali.samples.base import Key
 

@@ -23,7 +23,7 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.shared_memory import ArenaStore
 from energon_dali.loader.processes.signals import exit_with_parent, setup_signals
-from energon_dali.plan import mix
+from energon_dali.plan.rng import mix
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
