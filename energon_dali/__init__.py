@@ -71,13 +71,17 @@ _import_name, __dir__, __all__ = attach(
             "MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample SourceInfo TextSample VQAOCRSample "
             "VQASample VidQASample edataclass"
         ),
+        "samples.batching": "batch_list batch_pad_stack batch_stack generic_batch",
         "samples.clips": "Clips",
         "shards": "RetryPolicy",
-        "task_encoder": (
-            "AugmentTaskEncoder Cooker DefaultTaskEncoder PackSelection PackedSequences SequencePacker TaskEncoder "
-            "basic_sample_keys batch_list batch_pad_stack batch_stack cooker count_tokens generic_batch pack_sequences"
-        ),
+        "task_encoder.augment": "AugmentTaskEncoder",
+        "task_encoder.cooking": "Cooker basic_sample_keys cooker",
+        "task_encoder.default": "DefaultTaskEncoder",
+        "task_encoder.encoder": "TaskEncoder",
+        "task_encoder.packed_sequences": "PackedSequences pack_sequences",
+        "task_encoder.packing": "PackSelection SequencePacker",
         "task_encoder.stateless": "stateless",
+        "task_encoder.token_counts": "count_tokens",
         "worker_config": "WorkerConfig",
     },
 )

@@ -192,31 +192,45 @@ from energon_dali.samples import (
     VidQASample as VidQASample,
     edataclass as edataclass,
 )
+from energon_dali.samples.batching import (
+    batch_list as batch_list,
+    batch_pad_stack as batch_pad_stack,
+    batch_stack as batch_stack,
+    generic_batch as generic_batch,
+)
 from energon_dali.samples.clips import (
     Clips as Clips,
 )
 from energon_dali.shards import (
     RetryPolicy as RetryPolicy,
 )
-from energon_dali.task_encoder import (
+from energon_dali.task_encoder.augment import (
     AugmentTaskEncoder as AugmentTaskEncoder,
+)
+from energon_dali.task_encoder.cooking import (
     Cooker as Cooker,
-    DefaultTaskEncoder as DefaultTaskEncoder,
-    PackSelection as PackSelection,
-    PackedSequences as PackedSequences,
-    SequencePacker as SequencePacker,
-    TaskEncoder as TaskEncoder,
     basic_sample_keys as basic_sample_keys,
-    batch_list as batch_list,
-    batch_pad_stack as batch_pad_stack,
-    batch_stack as batch_stack,
     cooker as cooker,
-    count_tokens as count_tokens,
-    generic_batch as generic_batch,
+)
+from energon_dali.task_encoder.default import (
+    DefaultTaskEncoder as DefaultTaskEncoder,
+)
+from energon_dali.task_encoder.encoder import (
+    TaskEncoder as TaskEncoder,
+)
+from energon_dali.task_encoder.packed_sequences import (
+    PackedSequences as PackedSequences,
     pack_sequences as pack_sequences,
+)
+from energon_dali.task_encoder.packing import (
+    PackSelection as PackSelection,
+    SequencePacker as SequencePacker,
 )
 from energon_dali.task_encoder.stateless import (
     stateless as stateless,
+)
+from energon_dali.task_encoder.token_counts import (
+    count_tokens as count_tokens,
 )
 from energon_dali.worker_config import (
     WorkerConfig as WorkerConfig,

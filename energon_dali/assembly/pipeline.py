@@ -18,8 +18,8 @@ from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDatase
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import failure_tolerance, hook_names, is_stateless, overridden
-from energon_dali.task_encoder.encoder import batch_function
+from energon_dali.task_encoder.encoder import batch_function, hook_names, overridden
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless
 
 LARGEST_BLOCK = 64
 """Most samples per block: enough to keep every decode thread busy, few enough to arrive early."""

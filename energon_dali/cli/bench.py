@@ -115,7 +115,7 @@ class _Job:
 
     def __init__(self, path: str, given: dict[str, Any]) -> None:
         from energon_dali.diagnosis.settings import STREAMS_PER_RANK
-        from energon_dali.task_encoder import DefaultTaskEncoder
+        from energon_dali.task_encoder.default import DefaultTaskEncoder
 
         self._path = path
         self.num_streams = given["num_streams"] or STREAMS_PER_RANK

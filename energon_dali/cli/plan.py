@@ -200,7 +200,8 @@ def make_plan(
         DatasetError: The dataset cannot be read.
         StateError: A state is of another dataset, or after the steps.
     """
-    from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+    from energon_dali.task_encoder.cooking import Cooker
+    from energon_dali.task_encoder.default import DefaultTaskEncoder
 
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] | None = None
     if dataset["encoder"] is None:  # crude samples are planned without the cookers of the training run

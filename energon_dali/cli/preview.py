@@ -92,7 +92,7 @@ def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     from energon_dali.assembly.options import DatasetOptions
     from energon_dali.decode import SampleDecoder
     from energon_dali.metadataset.resolve import resolve
-    from energon_dali.task_encoder import DefaultTaskEncoder
+    from energon_dali.task_encoder.default import DefaultTaskEncoder
     from energon_dali.worker_config import WorkerConfig
 
     encoder: Any = DefaultTaskEncoder()

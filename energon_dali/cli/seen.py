@@ -120,7 +120,8 @@ def open_dataset_of(
     """
     from energon_dali.assembly.datasets import get_train_dataset, get_val_dataset
     from energon_dali.diagnosis.seen_samples import refuse_streams
-    from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+    from energon_dali.task_encoder.cooking import Cooker
+    from energon_dali.task_encoder.default import DefaultTaskEncoder
     from energon_dali.worker_config import WorkerConfig
 
     refuse_streams(state)

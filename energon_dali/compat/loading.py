@@ -15,7 +15,8 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import options_of
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 logger = logging.getLogger("energon_dali.compat")

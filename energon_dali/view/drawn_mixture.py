@@ -21,7 +21,8 @@ from energon_dali.plan.plan import Plan
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
 from energon_dali.plan.slices import Int32Array
-from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+from energon_dali.task_encoder.cooking import Cooker
+from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_DRAWS = 10_000

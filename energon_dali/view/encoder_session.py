@@ -25,7 +25,7 @@ from energon_dali.loader.savable_loader import get_savable_loader
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.plan.slices import Slices
 from energon_dali.shards.index.tar_index import read_tar_index
-from energon_dali.task_encoder import TaskEncoder, overridden
+from energon_dali.task_encoder.encoder import TaskEncoder, overridden
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
 from energon_dali.view.options import ViewOptions
 from energon_dali.view.pixels import Normalisation

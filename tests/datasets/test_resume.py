@@ -18,7 +18,7 @@ from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDatase
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
-from energon_dali.task_encoder import stateless
+from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 

@@ -29,7 +29,7 @@ from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample
 from energon_dali.plan.buffer import BufferOrder
-from energon_dali.task_encoder import stateless
+from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 Sample = dict[str, Any]

@@ -14,7 +14,8 @@ from energon_dali.decode import SampleDecoder
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.loader import load_dataset
 from energon_dali.shards import ShardReader, WebdatasetFolder
-from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+from energon_dali.task_encoder.cooking import Cooker
+from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 

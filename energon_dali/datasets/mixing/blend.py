@@ -18,7 +18,7 @@ from energon_dali.datasets.stream import Move, State, StreamContext, StreamItera
 from energon_dali.errors import ConfigError
 from energon_dali.plan.mixtures import GROUP_DRAWS, weighted_draws
 from energon_dali.shards.documents.state_entries import count_of, damaged, indices_of, list_of
-from energon_dali.task_encoder import failure_tolerance, is_stateless, stateless
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
 from energon_dali.worker_config import WorkerConfig
 
 

@@ -20,7 +20,8 @@ from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.global_job import check_accumulation
 from energon_dali.plan.global_step import Uneven
 from energon_dali.samples.transfer import move
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
 from energon_dali.tasks.core.loaders import EvalLoader, TrainLoader
 from energon_dali.tasks.core.map_loader import EpochPlan, MapLoader, PlanSampler
