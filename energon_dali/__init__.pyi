@@ -46,13 +46,13 @@ from energon_dali.datasets.mixing.blend import (
     BlendDataset as BlendDataset,
     MixBatchDataset as MixBatchDataset,
 )
-from energon_dali.datasets.mixing.concat import (
-    ConcatDataset as ConcatDataset,
-)
 from energon_dali.datasets.mixing.concatenation import (
     concat_pad as concat_pad,
     generic_concat as generic_concat,
     homogeneous_concat_mix as homogeneous_concat_mix,
+)
+from energon_dali.datasets.mixing.mixture_dataset import (
+    ConcatDataset as ConcatDataset,
 )
 from energon_dali.datasets.wrappers.epochize import (
     EpochizeDataset as EpochizeDataset,

@@ -12,7 +12,7 @@ from energon_dali.assembly.pipeline import batch_stages, encode_stages
 from energon_dali.cache import FileStore, open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.blend import BlendDataset
-from energon_dali.datasets.mixing.concat import ConcatDataset
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset

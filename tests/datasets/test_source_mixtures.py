@@ -16,8 +16,8 @@ from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.mixing.blend import BlendDataset
-from energon_dali.datasets.mixing.concat import ConcatDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset, count_tokens
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import key_from_json
 from energon_dali.datasets.row_sources import Source, short_names
