@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from energon_dali.plan.permuted import permuted
 from energon_dali.plan.rng import Int64Array, mix, mix_arrays
+from energon_dali.plan.source import permuted
 
 
 def permuted_places(places: Int64Array, numbers: Int64Array, length: int, *key: int) -> Int64Array:
