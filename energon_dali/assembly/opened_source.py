@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from energon_dali.assembly.factory_loader import FactoryLoader, SampleFactory
 from energon_dali.assembly.identities import Identities, SourceConfig
-from energon_dali.assembly.joined_sample import JoinedSampleLoader
 from energon_dali.assembly.options import DatasetOptions, check_number
+from energon_dali.assembly.sample_loaders import FactoryLoader, JoinedSampleLoader, SampleFactory
 from energon_dali.assembly.sample_recipe import SampleRecipe, read_recipe
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.row_sources import RawReader, Source
