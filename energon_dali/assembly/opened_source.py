@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.document import located
-from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
+from energon_dali.metadataset.files import is_local, read_folder_files, read_join_files
 from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
+from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.metadataset.subset import take_subset
@@ -205,7 +206,7 @@ def _open_folder(
     reference: SourceReference,
     number: int,
     options: DatasetOptions,
-    files: Callable[[], FolderFiles],
+    files: Callable[[], tuple[WebdatasetFolder, Slices]],
     identities: Identities,
     factory: SampleFactory | None,
 ) -> OpenedSource:
@@ -215,8 +216,7 @@ def _open_folder(
             f"{reference.path} {what}. Give the folder that holds the shards: `energon-dali prepare FOLDER` makes a "
             "dataset of it, and split parts choose some of its shards."
         )
-    found = files()
-    folder = found.folder
+    folder, ranges = files()
     load: SampleLoader | FactoryLoader
     recipe: SampleRecipe | None = None
     if factory is None:
@@ -234,9 +234,7 @@ def _open_folder(
         load = _loader(recipe, reference.subflavors, folder, number, options)
         reader = _reader(folder, recipe, load, options)
         sample_type = recipe.sample_type.__name__
-    if isinstance(found.ranges, Exception):
-        raise found.ranges
-    ranges = take_subset(found.ranges, folder.shard_counts, reference.subset)
+    ranges = take_subset(ranges, folder.shard_counts, reference.subset)
     order = {} if recipe is None else recipe.order
     return OpenedSource(ranges, reader, load, identities.of(folder), sample_type, order)
 
@@ -285,7 +283,10 @@ def _open_jsonl(
 
 
 def _open_join(
-    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JoinFiles]
+    reference: SourceReference,
+    number: int,
+    options: DatasetOptions,
+    files: Callable[[], tuple[list[ColumnFolder], JoinIndexFile]],
 ) -> OpenedSource:
     join = reference.join
     assert join is not None, "open_source calls it for joins"
@@ -301,8 +302,7 @@ def _open_join(
             f"{join.joiner.name} takes joined samples by position, and the join names them {', '.join(names)}. Write "
             "the join as a list, give the class a from_joined with these arguments, or join by a function."
         )
-    found = files()
-    columns = found.columns
+    columns, index = files()
     recipes = [read_recipe(column.folder) for column in columns]
     for column, recipe in zip(columns, recipes, strict=True):
         if recipe.factory is not None:
@@ -323,9 +323,7 @@ def _open_join(
         _reader(column.folder, recipe, load, options)
         for column, recipe, load in zip(columns, recipes, loaders, strict=True)
     ]
-    if isinstance(found.index, Exception):
-        raise found.index
-    reader = JoinedReader(found.index, readers, [column.shards for column in columns])
+    reader = JoinedReader(index, readers, [column.shards for column in columns])
     load = JoinedSampleLoader(
         loaders,
         joiner,
@@ -334,11 +332,8 @@ def _open_join(
         seed=options.worker_config.seed_offset,
         source_number=number,
     )
-    return OpenedSource(reader.ranges(reference.subset), reader, load, _join_uuid(columns), join.joiner.name)
-
-
-def _join_uuid(columns: Sequence[ColumnFolder]) -> str:
-    return "+".join(column.folder.uuid for column in columns)
+    uuid = "+".join(column.folder.uuid for column in columns)
+    return OpenedSource(reader.ranges(reference.subset), reader, load, uuid, join.joiner.name)
 
 
 def _reader(folder: WebdatasetFolder, recipe: SampleRecipe, load: SampleLoader, options: DatasetOptions) -> ShardReader:

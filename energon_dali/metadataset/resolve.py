@@ -122,10 +122,8 @@ def count_samples(source: SourceReference) -> int:
     elif source.is_jsonl:
         total = JsonlFile(source.path).num_samples
     else:
-        found = read_folder_files(source)
-        if isinstance(found.ranges, Exception):
-            raise found.ranges
-        return take_subset(found.ranges, found.folder.shard_counts, source.subset).num_samples
+        folder, ranges = read_folder_files(source)
+        return take_subset(ranges, folder.shard_counts, source.subset).num_samples
     start, stop = (0, total) if source.subset is None else source.subset.bounds(total)
     return stop - start
 
