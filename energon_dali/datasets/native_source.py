@@ -62,6 +62,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         ConfigError: The dataset or its order does not suit DALI's reader; the message says what to change.
     """
 
+    plan_obstacle = None
     runs_in_rank = True
 
     def __init__(self, dataset: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
@@ -108,9 +109,6 @@ class NativeSourceDataset(SavableDataset[Any]):
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
-
-    def plan_obstacle(self) -> None:
-        """Returns None: the order is that of the source."""
 
     def describe(self) -> str:
         return f"NativeSourceDataset({self.source.name}, repeat={self.dataset.plan.is_endless})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from energon_dali.plan.global_step import MicroBatch
 from energon_dali.plan.plan import Rows
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.row_sources import Source
 
 MOST_PLANNED_SAMPLES = 10_000_000
@@ -161,10 +160,3 @@ def in_turn(
             for stream in level[:left]:
                 left -= step(stream, 1)
     return number - left
-
-
-def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
-    """Returns what a plan cannot know about the elements of a tree, a sentence for each dataset; [] for nothing."""
-    own = dataset.plan_obstacle()
-    below = [text for child in dataset.children for text in plan_obstacles(child)]
-    return list(dict.fromkeys([*([] if own is None else [own]), *below]))

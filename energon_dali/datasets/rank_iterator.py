@@ -63,7 +63,7 @@ def refuse_stages(dataset: SavableDataset[Any]) -> None:
     """
     outermost = dataset
     while dataset.global_batches is not None and not dataset.counts_batches:
-        limit = dataset.rank_limit()
+        limit = dataset.rank_limit
         if limit is not None and dataset is not outermost:
             kind = type(dataset).__name__
             raise ConfigError(
@@ -113,7 +113,7 @@ class RankIterator(Iterator[T], Generic[T]):
     ) -> None:
         config = dataset.worker_config
         self.worker = worker
-        self._limit = dataset.rank_limit()
+        self._limit = dataset.rank_limit
         if self._limit is not None and worker is not None:
             self._limit = replace(self._limit, length=share_of(self._limit.length, worker, config))
         # The limit counts the elements of all streams together, so it is applied here.

@@ -29,7 +29,6 @@ from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
 
 if TYPE_CHECKING:
-    from energon_dali.decode.interface import Placement
     from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
@@ -80,6 +79,8 @@ class SourceDataset(SavableDataset[Any]):
         ConfigError: The sources are not as many as the plan names, or the names are not all different.
     """
 
+    plan_obstacle = None
+
     def __init__(
         self,
         plan: Plan,
@@ -110,13 +111,6 @@ class SourceDataset(SavableDataset[Any]):
         """The paths of its sources."""
         return ", ".join(source.name for source in self.sources)
 
-    def import_libraries(self, placement: Placement) -> None:
-        for source in self.sources:
-            source.load.import_libraries(placement)
-
-    def plan_obstacle(self) -> None:
-        """Returns None: the order is integers."""
-
     def describe(self) -> str:
         if len(self.sources) == 1:
             return f"SourceDataset({self.name}, repeat={self.plan.is_endless})"
@@ -137,9 +131,6 @@ class SourceDataset(SavableDataset[Any]):
         if isinstance(self.plan, GlobalBatchPlan):
             twin.plan = self.plan.continued(start, config.world_size, max(1, config.num_workers))
         return twin
-
-    def key_from_source(self, key: Key) -> Key:
-        return key
 
     def config(self) -> dict[str, Any]:
         plan, repeat = self.plan, self.plan.is_endless

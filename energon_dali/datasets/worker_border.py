@@ -40,6 +40,7 @@ class DecodeDataset(PassThroughDataset[Any]):
         failure_tolerance: Consecutive samples that cannot be decoded after which the run ends.
     """
 
+    plan_obstacle = None  # one that cannot be decoded is dropped; `plan_steps` says so of all trees
     shown_in_config = False  # what comes when does not depend on where media are decoded
 
     def __init__(
@@ -57,9 +58,6 @@ class DecodeDataset(PassThroughDataset[Any]):
 
     blocks_ahead = 0
     """Blocks per stream that are being decoded while the block before them is consumed."""
-
-    def plan_obstacle(self) -> None:
-        """Returns None: elements pass. One that cannot be decoded is dropped; `plan_steps` says so of all trees."""
 
     def describe(self) -> str:
         decoder = f", decoder={type(self.decoder).__name__}" if self.decoder else ""

@@ -77,7 +77,7 @@ class GlobalJob:
 
     def _folded(self, cursor: Cursor) -> Cursor:
         """Returns a cursor without the weights that are over, which are in the log then."""
-        limit = self.tree.rank_limit()
+        limit = self.tree.rank_limit
         if limit is not None and limit.restart:
             return cursor  # the steps with these weights come again
         cursor, over = self._batches.folded(cursor)
@@ -172,7 +172,7 @@ class GlobalJob:
         """
         for name, number in (("consumed_samples", consumed_samples), ("step", 0 if step is None else step)):
             _check_number(name, number)
-        batches, limit, before = self._batches, self.tree.rank_limit(), cursor_of(position)
+        batches, limit, before = self._batches, self.tree.rank_limit, cursor_of(position)
         if limit is not None and limit.restart:
             raise ConfigError(
                 "start_at was called for data that begins again with every epoch, because of limit. Leave limit out."

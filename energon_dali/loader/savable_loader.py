@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.planned import plan_obstacles
+from energon_dali.datasets.base import SavableDataset, plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.step_entries import (
@@ -29,7 +29,6 @@ from energon_dali.loader.loader_options import LoaderArguments, show_loader_opti
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
     from energon_dali.plan.global_batches import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig

@@ -192,8 +192,9 @@ class BatchDataset(GroupingDataset):
         self.batcher_config = batcher_config
         self.drop_last = drop_last
 
+    @property
     def plan_obstacle(self) -> str | None:
-        """Returns None for the batch functions of this package, which make one batch of each list."""
+        """None for the batch functions of this package, which make one batch of each list."""
         function = getattr(self.hook, "__func__", self.hook)
         if inspect.isgeneratorfunction(function):
             return "batch is a generator function: how many batches it makes of one list is known when it runs."
@@ -289,10 +290,8 @@ class BatchCountDataset(WrapperDataset[Any]):
     """
 
     counts_batches = True
+    plan_obstacle = None
     shown_in_config = False
-
-    def plan_obstacle(self) -> None:
-        """Returns None: elements pass."""
 
     def describe(self) -> str:
         return self.dataset.describe()  # invisible in a tree, since it does nothing to an element

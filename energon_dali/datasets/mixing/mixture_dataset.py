@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.base import SavableDataset, inner_config
 from energon_dali.datasets.restore_key import expect_name, key_from_json
 from energon_dali.datasets.stream import Move, PassingIterator, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
@@ -29,6 +29,8 @@ class MixtureDataset(SavableDataset[Any]):
     Raises:
         ConfigError: There is no member, one is not a dataset, or their worker configurations differ.
     """
+
+    plan_obstacle = None
 
     key_name: str | None = None
     """Name in restore keys; None is the name of the class."""
@@ -62,10 +64,6 @@ class MixtureDataset(SavableDataset[Any]):
         twin.datasets = children
         return twin
 
-    def plan_obstacle(self) -> str | None:
-        """Returns None: the members are drawn by integers, unless a subclass says otherwise."""
-        return None
-
     @property
     def counters(self) -> list[str]:
         """Names of the counters of the members' elements in the statistics; empty where they are not counted."""
@@ -73,7 +71,7 @@ class MixtureDataset(SavableDataset[Any]):
 
     def config(self) -> dict[str, Any]:
         # A list also for a single member: the type of the entry must not depend on how many there are.
-        return {**super().config(), "inner": [member.inner_config() for member in self.datasets]}
+        return {**super().config(), "inner": [inner_config(member) for member in self.datasets]}
 
     def len_stream(self, stream: int) -> int:
         """Returns the number of elements of all members together, in one pass over each."""

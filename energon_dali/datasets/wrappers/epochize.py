@@ -31,6 +31,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
     """
 
     keeps_steps = True
+    plan_obstacle = None
     restart = False
 
     @explain_call
@@ -38,18 +39,12 @@ class EpochizeDataset(PassThroughDataset[Any]):
         super().__init__(dataset, worker_config=worker_config)
         self.length = check_count("length", length, "it counts the elements of an epoch")
 
-    def plan_obstacle(self) -> None:
-        """Returns None: epochs end after a fixed number of elements."""
-
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"
 
-    def inner_config(self) -> dict[str, Any]:
-        """Returns the config with the length, on which the order of the datasets above depends."""
-        # The config itself has no length: it only says where epochs end, and may change from run to run.
-        return {**self.config(), "length": self.length}
-
-    def rank_limit(self) -> RankLimit:
+    @property
+    def rank_limit(self) -> RankLimit:  # type: ignore[override]
+        """The length of an epoch, and whether the next one starts from the beginning."""
         return RankLimit(self.length, self.restart)
 
     def stream_length(self, stream: int, epoch: int = 0) -> int:

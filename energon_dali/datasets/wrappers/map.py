@@ -61,8 +61,9 @@ class MapDataset(WrapperDataset[Any]):
         self.stage = stage or str(getattr(map_fn, "__name__", type(map_fn).__name__))
         self.samples_per_batch = samples_per_batch
 
+    @property
     def plan_obstacle(self) -> str:
-        """Returns that the function may drop elements, or make several of one."""
+        """That the function may drop elements, or make several of one."""
         if inspect.isgeneratorfunction(self.map_fn):
             return f"{self.stage} is a generator function: how many samples it makes of one is known when it runs."
         return f"{self.stage} may skip samples, and what follows would then move up."
@@ -75,10 +76,6 @@ class MapDataset(WrapperDataset[Any]):
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _MapIterator(self, context)
-
-    def key_from_source(self, key: Key) -> Key:
-        below = self.dataset.key_from_source(key)
-        return (type(self).__name__, below[1], *below)
 
     def can_restore_sample(self) -> bool:
         return self.stateless_map_fn and super().can_restore_sample()

@@ -31,6 +31,8 @@ class RepeatDataset(PassThroughDataset[Any]):
         ConfigError: repeats is not a finite number above 0.
     """
 
+    plan_obstacle = None
+
     @explain_call
     def __init__(
         self,
@@ -50,9 +52,6 @@ class RepeatDataset(PassThroughDataset[Any]):
             )
         self.repeats = repeats
         self.restart = restart
-
-    def plan_obstacle(self) -> None:
-        """Returns None: passes and epochs end after a fixed number of elements."""
 
     def describe(self) -> str:
         return f"RepeatDataset(repeats={self.repeats})"
