@@ -120,6 +120,9 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
             )
         return found
 
+    holds_elements = True
+    """Whether its states hold elements that hooks below made, so that these hooks cannot be added or removed."""
+
     counts_batches = False
     """Whether the stages of a pipeline, up to its batches, are below."""
 

@@ -168,6 +168,8 @@ class BatchDataset(GroupingDataset):
         ConfigError: batch_size is not a whole number of at least 1, or the batcher is not callable.
     """
 
+    holds_elements = False
+
     @explain_call
     def __init__(
         self,

@@ -30,6 +30,7 @@ class MixtureDataset(SavableDataset[Any]):
         ConfigError: There is no member, one is not a dataset, or their worker configurations differ.
     """
 
+    holds_elements = False
     plan_obstacle = None
 
     key_name: str | None = None

@@ -30,6 +30,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
         ConfigError: length is not a whole number of at least 1.
     """
 
+    holds_elements = False
     keeps_steps = True
     plan_obstacle = None
     restart = False

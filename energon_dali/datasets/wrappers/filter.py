@@ -31,6 +31,8 @@ class FilterDataset(PassThroughDataset[Any]):
         ConfigError: filter_fn is not callable.
     """
 
+    holds_elements = False
+
     @explain_call
     def __init__(
         self,

@@ -39,6 +39,8 @@ class MapDataset(WrapperDataset[Any]):
         ConfigError: map_fn is not callable.
     """
 
+    holds_elements = False
+
     @explain_call
     def __init__(
         self,

@@ -31,6 +31,7 @@ class RepeatDataset(PassThroughDataset[Any]):
         ConfigError: repeats is not a finite number above 0.
     """
 
+    holds_elements = False
     plan_obstacle = None
 
     @explain_call

@@ -60,14 +60,7 @@ class Credits:
     """Stop the work and send FinalStats; the process ends when the receiver hangs up."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.blocks
-            or self.next_epoch
-            or self.released_arenas
-            or self.released_device_arenas
-            or self.closed_device_arenas
-            or self.stop
-        )
+        return any(getattr(self, name) for name in self.__slots__)
 
     def add(self, other: Credits) -> None:
         """Adds what another message says."""
