@@ -114,7 +114,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._tree: SavableDataset[T] = cut_tree(dataset)
-        self._options = LoaderOptions(**options).resolved(
+        self._options = LoaderOptions(**options).resolved(  # type: ignore[arg-type]  # it checks start_method
             rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
         )
         import_before_fork(self._tree, self._options.start_method)
