@@ -6,19 +6,17 @@ import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
+from energon_dali.datasets.metrics import Metrics
+from energon_dali.decode.interface import Placement
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.errors import DatasetFormatError, SkipSample
 from energon_dali.metadataset.join.joined_reader import JoinedRaw
 from energon_dali.samples import CrudeSample, Sample, SourceInfo
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.metrics import Metrics
-    from energon_dali.decode.interface import Placement
 
 
 class SampleFactory(Protocol):

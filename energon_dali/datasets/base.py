@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
@@ -26,9 +26,7 @@ from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import Cursor
 from energon_dali.plan.rng import mix
 from energon_dali.samples.base import Key
-
-if TYPE_CHECKING:
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 

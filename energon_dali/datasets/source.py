@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.fetch import Fetch
@@ -27,9 +27,7 @@ from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
-
-if TYPE_CHECKING:
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
 MIXTURE_NAME = "BlendDataset"  # Energon's name

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.grouping.global_batch import GlobalBatchDataset
@@ -15,9 +15,7 @@ from energon_dali.datasets.step_entries import cursor_entry
 from energon_dali.errors import ConfigError
 from energon_dali.loader.changed_hooks import is_of_hooks
 from energon_dali.loader.state_compatibility import as_plain
-
-if TYPE_CHECKING:
-    from energon_dali.plan.global_step import Cursor
+from energon_dali.plan.global_step import Cursor
 
 logger = logging.getLogger("energon_dali.loader")
 

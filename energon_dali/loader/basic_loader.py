@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from typing_extensions import Unpack
 
@@ -23,6 +23,7 @@ from energon_dali.datasets.rank_iterator import refuse_stages
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.step_entries import cursor_of
+from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
@@ -40,10 +41,7 @@ from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.store import read_scope
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.stream import State
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 

@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.datasets.step_entries import LEFT_OUT, Deviation, weights_entry, weights_of
+from energon_dali.datasets.stream import State
 from energon_dali.plan.layout import MAX_STREAMS
+from energon_dali.plan.scheduled import WeightChange
 from energon_dali.shards.documents.state_entries import (
     MAX_COUNT,
     checked_count,
@@ -28,10 +30,6 @@ from energon_dali.shards.documents.state_entries import (
     list_of,
     state_of,
 )
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan.scheduled import WeightChange
 
 LOG = "log"
 """Name of the entry of a state."""

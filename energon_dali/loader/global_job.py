@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.step_entries import DEVIATIONS, cursor_entry, cursor_of
+from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
 from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.state_entries import MAX_COUNT
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan.global_batches import GlobalBatchPlan
-    from energon_dali.plan.global_step import Cursor
 
 
 class GlobalJob:

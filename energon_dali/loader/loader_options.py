@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
+from energon_dali.cache import CachePool
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.cache.shard_cache.shard_cache import ShardCache, check_shard_cache
 from energon_dali.errors import ConfigError, DeviceError
@@ -14,9 +15,6 @@ from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.request_pool import MOST_THREADS
 from energon_dali.shards.storage.store import ReadScope
-
-if TYPE_CHECKING:
-    from energon_dali.cache import CachePool
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from typing_extensions import Unpack
 
@@ -21,17 +21,15 @@ from energon_dali.datasets.step_entries import (
     skipped_by_state,
     steps_to_skip,
 )
+from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.global_job import GlobalJob, no_weights
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan.global_batches import GlobalBatchPlan
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
