@@ -204,15 +204,13 @@ from energon_dali.samples.clips import (
 from energon_dali.shards import (
     RetryPolicy as RetryPolicy,
 )
-from energon_dali.task_encoder.augment import (
-    AugmentTaskEncoder as AugmentTaskEncoder,
-)
 from energon_dali.task_encoder.cooking import (
     Cooker as Cooker,
     basic_sample_keys as basic_sample_keys,
     cooker as cooker,
 )
 from energon_dali.task_encoder.default import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
     DefaultTaskEncoder as DefaultTaskEncoder,
 )
 from energon_dali.task_encoder.encoder import (

@@ -26,9 +26,8 @@ from energon_dali.datasets.wrappers.iter_map import IterMapDataset
 from energon_dali.datasets.wrappers.log_sample import LogSampleDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
-from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
+from energon_dali.datasets.wrappers.shuffle_buffer import BufferOrder, ShuffleBufferDataset
 from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample
-from energon_dali.plan.buffer import BufferOrder
 from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
