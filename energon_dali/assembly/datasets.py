@@ -84,8 +84,7 @@ def get_train_dataset(
         ConfigError: An argument is invalid.
         DatasetError: The dataset cannot be read, or has no samples to repeat (EmptyDatasetError).
     """
-    options = _options_of(locals(), training=True)
-    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    options, blend, opened = _opened(locals(), training=True)
     if repeat:
         _refuse_empty(opened, split_part, hint=".")
     return _tree_of(blend, opened, options)
@@ -129,8 +128,7 @@ def get_val_dataset(
         ConfigError: An argument is invalid.
         DatasetError: The dataset cannot be read, or has no samples (EmptyDatasetError).
     """
-    options = _options_of(locals(), training=False)
-    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    options, blend, opened = _opened(locals(), training=False)
     if not allow_empty:
         _refuse_empty(opened, split_part)
     return _tree_of(blend, opened, options)
@@ -157,8 +155,7 @@ def get_val_datasets(
         ConfigError: An argument is invalid.
         DatasetError: A dataset cannot be read, or has no samples (EmptyDatasetError).
     """
-    options = _options_of(locals(), training=False)
-    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    options, blend, opened = _opened(locals(), training=False)
     for one in () if allow_empty else opened:
         _refuse_empty([one], split_part)
     return [
@@ -167,17 +164,18 @@ def get_val_datasets(
     ]
 
 
-def _options_of(call: dict[str, Any], *, training: bool) -> DatasetOptions:
-    """Returns the options of a call of one of the functions above, which are fields of DatasetOptions.
+def _opened(call: dict[str, Any], *, training: bool) -> tuple[DatasetOptions, ResolvedBlend, Sequence[LoadedSource]]:
+    """Returns (the options of a call of one of the functions above, the references of its sources, these, opened).
 
     Args:
         call: All of its arguments, by name.
         training: Whether it opens a dataset for training.
     """
-    options = {name: value for name, value in call.items() if name not in ("path", "allow_empty")}
-    return DatasetOptions.of_call(
-        options.pop("task_encoder"), options.pop("worker_config"), options.pop("kwargs"), training=training, **options
+    own = {name: value for name, value in call.items() if name not in ("path", "allow_empty")}
+    options = DatasetOptions.of_call(
+        own.pop("task_encoder"), own.pop("worker_config"), own.pop("kwargs"), training=training, **own
     )
+    return options, *open_sources(call["path"], options, plain=builds_itself(options.encoder))
 
 
 def _tree_of(blend: ResolvedBlend, opened: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:

@@ -485,13 +485,5 @@ def get_savable_loader(
         ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
-    return SavableDataLoader(
-        dataset,
-        worker_config=worker_config,
-        checkpoint_every_sec=checkpoint_every_sec,
-        checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
-        n_checkpoints=n_checkpoints,
-        gc_collect_every_n_steps=gc_collect_every_n_steps,
-        gc_freeze_at_start=gc_freeze_at_start,
-        **options,
-    )
+    given = {name: value for name, value in locals().items() if name != "options"}
+    return SavableDataLoader(**given, **options)

@@ -19,9 +19,9 @@ _GROUP_POSITIONS = 65_536
 class WindowShuffle:
     """A random bijection of 0 ... length - 1 that moves a position by less than twice the window, and holds no samples.
 
-    It has two rounds of permutations within tiles. The first permutes the tiles [0, W), [W, 2W), ...; the second permutes
-    tiles that are shifted by half a tile, so that samples cross the borders of the first. Each round is a bijection for
-    every length, and so is the whole.
+    It has two rounds of permutations within tiles. The first permutes the tiles [0, W), [W, 2W), ...; the second
+    permutes tiles that are shifted by half a tile, so that samples cross the borders of the first. Each round is a
+    bijection for every length, and so is the whole.
 
     Keeps the permutations of the tiles around the last position: at most 12 bytes per position of a window.
 

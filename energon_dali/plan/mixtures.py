@@ -132,10 +132,9 @@ class Mixture(Plan):
         return EpochStarts(self.members)
 
     def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number))
-
-    def _members_at(self, number: int) -> tuple[Plan, ...]:
-        return tuple(member.at_position(number) for member in self.members)
+        members = tuple(member.at_position(number) for member in self.members)
+        own: dict[str, int] = {"seed": mix(self.seed, number)} if hasattr(self, "seed") else {}
+        return replace(self, members=members, **own)
 
     def _check_no_end(self, start: int, stop: int) -> None:
         if not self.num_samples and start < stop:
@@ -228,9 +227,6 @@ class BlendPlan(Mixture):
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0
 
-    def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number), seed=mix(self.seed, number))
-
     @cached_property
     def _cumulated(self) -> list[int]:
         return cumulated_shares(self.weights)
@@ -321,9 +317,6 @@ class EpochizedBlendPlan(Mixture):
     @property
     def is_endless(self) -> bool:
         return self.repeat
-
-    def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number), seed=mix(self.seed, number))
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0 if self.repeat else self._pass_start(epoch, stream)
