@@ -22,7 +22,6 @@ from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import Cursor, spare_number, spare_pass, spare_unit
 from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan, weighted_draws
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows
-from energon_dali.plan.scheduled import ScheduledBlendPlan
 from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
@@ -139,15 +138,7 @@ class SourceDataset(SavableDataset[Any]):
         if isinstance(plan, SourcePlan):
             return {**super().config(), "repeat": repeat, **self.sources[0].config, **of_job}
         inner = [{"type": "SourceDataset", **source.config} for source in self.sources]
-        config = {"type": type(plan).__name__, "repeat": repeat, "inner": inner, **of_job}
-        if isinstance(plan, BlendPlan):
-            return {**config, "weights": list(plan.weights), "seed": plan.seed}
-        if isinstance(plan, ScheduledBlendPlan):
-            return {**config, "weights": plan.schedule.as_plain(), "over": plan.schedule.over, "seed": plan.seed}
-        if isinstance(plan, EpochizedBlendPlan):
-            times = [member.repetitions for member in plan.members]  # type: ignore[attr-defined]
-            return {**config, "repetitions": times, "seed": plan.seed}
-        return config
+        return {"type": type(plan).__name__, "repeat": repeat, "inner": inner, **of_job, **plan.options}
 
     def at_position(self, number: int) -> SourceDataset:
         twin = copy.copy(self)

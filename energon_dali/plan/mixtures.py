@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import sub
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Members:
         self._place = np.full(len(plans), -1, np.int64)
         """By plan, its number among those that are computed together; -1 if it is not."""
         self._place[dealt] = np.arange(len(dealt))
-        self._is_moved = np.array([isinstance(plan, RepeatedPlan) and not plan.is_consecutive for plan in plans])
+        self._is_moved = np.array([not plan.is_consecutive for plan in plans])
         """By plan, whether its positions are not those of its source."""
 
     def rows(self, numbers: Int64Array, starts: Sequence[int] | Int64Array, stream: int) -> Rows:
@@ -224,6 +225,10 @@ class BlendPlan(Mixture):
     def is_endless(self) -> bool:
         return True
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"weights": list(self.weights), "seed": self.seed}
+
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0
 
@@ -317,6 +322,11 @@ class EpochizedBlendPlan(Mixture):
     @property
     def is_endless(self) -> bool:
         return self.repeat
+
+    @property
+    def options(self) -> dict[str, Any]:
+        times = [member.repetitions for member in self.members]  # type: ignore[attr-defined]
+        return {"repetitions": times, "seed": self.seed}
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0 if self.repeat else self._pass_start(epoch, stream)

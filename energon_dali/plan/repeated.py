@@ -62,7 +62,7 @@ class RepeatedPlan(Plan):
         return replace(self, passes=self.passes.at_position(number))
 
     @cached_property
-    def rates(self) -> tuple[int, int, int]:
+    def rates(self) -> tuple[int, int, int]:  # type: ignore[override]
         """(whole passes per epoch, numerator and denominator of the part of a further pass)."""
         # Through the shortest decimal: 0.1 means a tenth, so that ten epochs make one pass.
         rate = Fraction(repr(float(self.repetitions)))
@@ -140,7 +140,7 @@ class RepeatedPlan(Plan):
         return Rows.joined([self.passes.rows(first, last, stream) for first, last in ranges])
 
     @cached_property
-    def is_consecutive(self) -> bool:
+    def is_consecutive(self) -> bool:  # type: ignore[override]
         """Whether epochs are consecutive parts of the passes, so that positions are those of the passes."""
         whole, numerator, _ = self.rates
         return not whole or not numerator

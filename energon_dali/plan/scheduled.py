@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -217,6 +217,10 @@ class ScheduledBlendPlan(Mixture):
     @property
     def is_endless(self) -> bool:
         return True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"weights": self.schedule.as_plain(), "over": self.schedule.over, "seed": self.seed}
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0
