@@ -1,4 +1,4 @@
-"""Writes one shard of a plan, in whichever process or on whichever node."""
+"""Writes the shards of a plan, each a function of the plan and the source, whoever writes it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import os
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
-from energon_dali.errors import DatasetError, DecodeError
+from energon_dali.errors import DatasetError, DecodeError, WorkerDiedError
 from energon_dali.pack.plan import RECORDS_NAME, PlannedShard
 from energon_dali.pack.reading import ReaderSpec, RecordReader
 from energon_dali.pack.record import FilePart, RangePart, Record, Skipped, SkipRecord, from_lines
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.index.tar_scan import OCTAL_SIZE_LIMIT, TAR_BLOCK_BYTES
+from energon_dali.shards.prepare.parallel import Runner
 from energon_dali.shards.prepare.shard_job import CheckPart
+from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import sync, sync_folder, writing
 from energon_dali.shards.storage.owned_folder import OwnedFolder
@@ -29,6 +31,8 @@ STATE = ".pack-state"
 DONE = "done"
 UNFINISHED = "unfinished"
 PREFIX = "energon-dali-pack-"
+BYTES_PER_WORKER = 64 << 20
+"""Copying this much takes less time than starting a process."""
 _STEP = 32
 """Samples between two reports of progress."""
 _MODE = 0o644
@@ -127,6 +131,50 @@ class ShardWriter:
 def report_path(out: StoragePath, shard: str) -> StoragePath:
     """Returns where the report of a finished shard is."""
     return out / STATE / DONE / f"{shard}.json"
+
+
+def pack_shards(
+    jobs: Sequence[ShardJob], progress: OnProgress, *, num_workers: int | None = None, run: Runner | None = None
+) -> Iterator[ShardReport]:
+    """Writes shards, and yields their reports in any order.
+
+    Args:
+        jobs: What to write.
+        progress: Called with (samples, bytes) since the last call.
+        num_workers: Number of processes of this machine; None is one per CPU core, if there is enough to do.
+        run: Writes them elsewhere instead. All machines must see the source, and the folder of the shards.
+
+    Raises:
+        ConfigError: There is no such cluster, or processes do not start.
+        DatasetError: The source has changed, or a job is strict and found a sample that cannot be read.
+        StorageError: A shard cannot be written.
+        WorkerDiedError: A shard ended each process that worked on it.
+    """
+    if run is not None and jobs:
+        for number, report in run(pack_shard, jobs, lambda: len(jobs), _give_up):
+            progress(jobs[number].shard.samples, report.size)
+            yield report
+        return
+    if num_workers is None:
+        size = sum(job.shard.estimated_bytes for job in jobs)
+        num_workers = min(len(os.sched_getaffinity(0)), size // BYTES_PER_WORKER + 1)
+    if min(len(jobs), num_workers) <= 1:
+        yield from (pack_shard(job, progress) for job in jobs)
+        return
+    pool = WorkerPool(pack_shard, jobs, min(len(jobs), num_workers), 1, _give_up, progress)
+    yield from (report for _, report in pool.results(lambda: len(jobs)))
+
+
+def _give_up(job: ShardJob, end: str) -> NoReturn:
+    """Raises the error for a shard that keeps ending its process.
+
+    Raises:
+        WorkerDiedError: Always.
+    """
+    raise WorkerDiedError(
+        f"The shard {job.shard.name} ended each process that wrote it ({end}). If memory ran out, give the machine "
+        "more or use fewer --workers. Then run again: finished shards are kept."
+    )
 
 
 def pack_shard(job: ShardJob, progress: OnProgress | None = None) -> ShardReport:

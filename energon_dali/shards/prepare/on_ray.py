@@ -50,7 +50,6 @@ class RayRunner:
         items: Sequence[T],
         room: Callable[[], int],
         killed: Callable[[T, str], R],
-        /,
     ) -> Iterator[tuple[int, R]]:
         """Yields (number of the item, result) as they are done; arguments as for `WorkerPool`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from energon_dali.errors import ShardError
 from energon_dali.shards.prepare.worker_pool import WorkerPool
@@ -21,21 +21,12 @@ AHEAD_OF_CLUSTER = 512
 """Results of a cluster that may wait for earlier ones."""
 
 
-class Runner(Protocol):
-    """Applies a function to items somewhere, as `map_as_done` does."""
-
-    def __call__(
-        self,
-        function: Callable[[T], R],
-        items: Sequence[T],
-        room: Callable[[], int],
-        killed: Callable[[T, str], R],
-        /,
-    ) -> Iterator[tuple[int, R]]:
-        """Yields (number of the item, result) as they are done; arguments as for `WorkerPool`."""
+Runner: TypeAlias = Callable[..., Iterator[tuple[int, Any]]]
+"""Applies a function to items somewhere: takes (function, items, room, killed), as for `WorkerPool`; yields (number of
+the item, result) as they are done."""
 
 
-def give_up(item: object, end: str) -> object:
+def give_up(item: object, end: str) -> NoReturn:
     """Raises the error for an item that keeps ending its process.
 
     Raises:
@@ -59,7 +50,7 @@ def map_in_order(
     *,
     threads: int = 1,
     run: Runner | None = None,
-    killed: Callable[[T, str], R] | None = None,
+    killed: Callable[[T, str], R] = give_up,
     arrived: Callable[[R], object] | None = None,
 ) -> Iterator[R]:
     """Yields `function(item)` for each item, in order; results that wait for earlier ones are kept in memory.
@@ -84,12 +75,11 @@ def map_in_order(
     def room() -> int:
         return position + ahead
 
-    fallback: Callable[[T, str], R] = killed or give_up  # type: ignore[assignment]
     results: Iterator[tuple[int, R]]
     if run is not None:
-        results = run(function, items, room, fallback)
+        results = run(function, items, room, killed)
     elif num_workers > 1:
-        results = WorkerPool(function, items, num_workers, threads, fallback).results(room)
+        results = WorkerPool(function, items, num_workers, threads, killed).results(room)
     elif threads > 1:
         results = enumerate(map_in_threads(function, items, threads, room))
     else:
