@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 _WIDTH, _HEIGHT = 480, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 18, 34
@@ -40,10 +39,6 @@ class Chart:
     def total(self) -> int:
         """Number of all things, those that no bar counts included."""
         return sum(self.counts) + self.rest
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
-        return {**asdict(self), "total": self.total}
 
     def label_of(self, bar: int) -> str:
         """Returns what a bar is about, in words."""

@@ -5,11 +5,10 @@ What a front end made of an image or video is put back together by its layout: v
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -78,17 +77,6 @@ class ShownField:
     """Its tokens."""
     note: str = ""
     """What is left out, or what went wrong; "" if nothing."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON; images in base64, strips with their SVG."""
-        return {
-            **asdict(self),
-            "images": [{**asdict(image), "png": base64.b64encode(image.png).decode()} for image in self.images],
-            "strips": [
-                {"title": strip.title, "length": strip.length, "note": strip.note, "svg": strip.to_svg()}
-                for strip in self.strips
-            ],
-        }
 
 
 class FieldDescriber:

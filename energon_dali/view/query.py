@@ -36,11 +36,6 @@ class GridQuery:
         """Position of the first sample of the page."""
         return (self.page - 1) * self.page_size
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is no condition but the split."""
-        return not self.shard and self.wanted.is_empty
-
     def fields(self) -> dict[str, str]:
         """Returns the conditions as an address has them; what is not given is left out."""
         values: dict[str, Any] = {"split": self.split, "shard": self.shard}

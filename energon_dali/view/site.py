@@ -17,7 +17,7 @@ from energon_dali.view.dataset import Rows, ViewedDataset
 from energon_dali.view.index_search import index_answers
 from energon_dali.view.options import ViewOptions
 from energon_dali.view.query import GridQuery
-from energon_dali.view.sample_check import SampleCheck
+from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -90,10 +90,6 @@ class ScanStatistics:
     """The most frequent reasons of failures."""
     charts: tuple[Chart, ...]
     """Widths, heights, sizes, aspect ratios, durations, text lengths, bytes, formats, colour modes; those with data."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
-        return {**asdict(self), "charts": [chart.as_dict() for chart in self.charts]}
 
 
 def collect_statistics(

@@ -7,7 +7,6 @@ import itertools
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_and_charts(folder: Path, tmp_path: Path) -> None:
     source = ScanSource(str(folder))
     scan = Scan([source], folder=tmp_path)
-    assert collect_statistics(scan).as_dict()["charts"] == []
+    assert collect_statistics(scan).charts == ()
     scan.store().create({"num_samples": 10})
-    BlockScanner(str(tmp_path), [(asdict(source), scan.store().path.stem)]).scan(0, 0)
+    BlockScanner(tmp_path, [(source, scan.store().path.stem)]).scan((0, 0))
     found = collect_statistics(scan)
     charts = {chart.name: chart for chart in found.charts}
     assert (found.num_samples, found.share, found.num_failed, found.num_duplicates) == (10, 1.0, 1, 5)

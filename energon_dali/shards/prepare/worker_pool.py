@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, EnergonDaliError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -141,10 +141,11 @@ class WorkerPool(Generic[T, R]):
         self._suspects.extend(sorted(worker.numbers))
 
 
-class ProcessEndedError(Exception):
-    """The process ended, or was ended because it took too long; the message says how, after the name of what it does.
+class NoAnswerError(Exception):
+    """A process gave no answer; the message says why, after the name of what it does.
 
-    The next request starts it again.
+    It ended, was ended because it took too long, or its function raised something unexpected. The next request starts it
+    again if it ended.
     """
 
 
@@ -166,14 +167,16 @@ class RequestProcess(Generic[T, R]):
         """Held where a process is started or killed, so that none is started after `close`."""
 
     def ask(self, request: T, seconds: float) -> R:
-        """Returns the answer to a request, or raises the exception of the function.
+        """Returns the answer to a request.
 
         Args:
             request: What to pass to the function.
             seconds: Longest time; the first request includes starting Python.
 
         Raises:
-            ProcessEndedError: There is no answer.
+            EnergonDaliError: The function raised it.
+            OSError: The function raised it.
+            NoAnswerError: There is no answer.
         """
         worker, deadline = self._begin(), time.monotonic() + seconds
         try:
@@ -183,9 +186,9 @@ class RequestProcess(Generic[T, R]):
                 message = worker.receive(deadline)
         except TimeoutError as error:
             self.end()
-            raise ProcessEndedError(f"took longer than {seconds:g} seconds, and was ended") from error
+            raise NoAnswerError(f"took longer than {seconds:g} seconds, and was ended") from error
         except (EOFError, OSError) as error:
-            raise ProcessEndedError(f"ended its process {self.end()}") from error
+            raise NoAnswerError(f"ended its process {self.end()}") from error
         except BaseException:  # an answer to this request must not be taken for that to the next one
             self.end()
             raise
@@ -193,26 +196,28 @@ class RequestProcess(Generic[T, R]):
         if is_done:
             answer: R = value
             return answer
-        raise value if isinstance(value, Exception) else ProcessEndedError(f"raised {type(value).__name__}")
+        if isinstance(value, EnergonDaliError | OSError):
+            raise value
+        raise NoAnswerError(f"raised {type(value).__name__}: {value}")
 
     def _begin(self) -> _Worker:
         if self._worker is not None and not self._worker.process.is_alive():
             self.end()
         with self._lock:
             if self._is_closed:
-                raise ProcessEndedError("was ended with the page")
+                raise NoAnswerError("was ended with the page")
             if self._worker is None:
                 self._worker = _Worker(self._function, 1, reports=False)
             return self._worker
 
     def interrupt(self) -> None:
-        """Ends the process. A thread that is asking gets a ProcessEndedError; the next request starts it again."""
+        """Ends the process. A thread that is asking gets a NoAnswerError; the next request starts it again."""
         with self._lock:
             if self._worker is not None:
                 self._worker.process.kill()
 
     def close(self) -> None:
-        """Ends the process for good: from now on, every request is a ProcessEndedError."""
+        """Ends the process for good: from now on, every request is a NoAnswerError."""
         with self._lock:
             self._is_closed = True
         self.interrupt()
