@@ -1,17 +1,11 @@
-"""Bar charts as inline SVG: no script, no colours of their own beyond the page's text colour."""
+"""Bar charts: what their bars count, and round edges for histograms. `templates/drawings.html` draws them."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-
-_WIDTH, _HEIGHT = 480, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 18, 34
-_LABELS = 8
-"""Most labels below a histogram."""
-_ROW = 20
-_NAME_LETTERS = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,68 +41,6 @@ class Chart:
         unit = f" {self.unit}" if self.unit else ""
         return f"{self.labels[bar]} to {self.labels[bar + 1]}{unit}"
 
-    def to_svg(self) -> str:
-        """Returns the chart as an SVG element; every bar says its label and count when the pointer rests on it."""
-        return _histogram(self) if self.is_histogram else _rows(self)
-
-
-def _histogram(chart: Chart) -> str:
-    most, count = max(chart.counts, default=0), len(chart.counts)
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    step = width / max(1, count)
-    base = _TOP + height
-    parts = [_opening(chart, _HEIGHT)]
-    for bar, number in enumerate(chart.counts):
-        tall = height * number / most if most else 0.0
-        parts.append(
-            f'<rect x="{_LEFT + bar * step + 0.5:.2f}" y="{base - tall:.2f}" width="{max(0.5, step - 1):.2f}" '
-            f'height="{tall:.2f}" class="bar" fill="currentColor" fill-opacity="0.6">'
-            f"<title>{escape(chart.label_of(bar))}: {number:,}</title></rect>"
-        )
-    parts.append(_line(_LEFT, base, _LEFT + width, base))
-    every = max(1, -(-len(chart.labels) // _LABELS))
-    for edge in range(0, len(chart.labels), every):
-        parts.append(_text(_LEFT + edge * step, base + 14, chart.labels[edge], "middle" if edge else "start"))
-    if chart.unit:
-        parts.append(_text(_LEFT + width, base + 28, chart.unit, "end"))
-    parts.append(_text(_LEFT, _TOP - 6, f"{most:,}", "start"))
-    return "".join([*parts, "</svg>"])
-
-
-def _rows(chart: Chart) -> str:
-    most = max(chart.counts, default=0)
-    total = chart.total
-    height = _TOP + _ROW * max(1, len(chart.counts))
-    start, width = 170, _WIDTH - 170 - 110
-    parts = [_opening(chart, height)]
-    for row, (label, number) in enumerate(zip(chart.labels, chart.counts, strict=True)):
-        y = _TOP + row * _ROW - 8
-        long = width * number / most if most else 0.0
-        name = label if len(label) <= _NAME_LETTERS else f"{label[: _NAME_LETTERS - 1]}…"
-        parts.append(_text(start - 8, y + 11, name, "end"))
-        parts.append(
-            f'<rect x="{start}" y="{y}" width="{max(0.5, long):.2f}" height="{_ROW - 6}" class="bar" '
-            f'fill="currentColor" fill-opacity="0.6"><title>{escape(label)}: {number:,}</title></rect>'
-        )
-        share = f" ({number / total:.1%})" if total else ""
-        parts.append(_text(start + long + 6, y + 11, f"{number:,}{share}", "start"))
-    return "".join([*parts, "</svg>"])
-
-
-def _opening(chart: Chart, height: float) -> str:
-    return (
-        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {height}" xmlns="http://www.w3.org/2000/svg" '
-        f'font-size="11" aria-label="{escape(chart.title)}"><title>{escape(chart.title)}</title>'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="currentColor" stroke-opacity="0.5"/>'
-
 
 def nice_edges(least: float, most: float, *, whole: bool) -> list[float]:
     """Returns the edges of the bars of a histogram: round numbers, the first at most `least`, the last above `most`.
@@ -137,27 +69,14 @@ def nice_edges(least: float, most: float, *, whole: bool) -> list[float]:
 def _series(least: float, most: float, whole: bool) -> list[float]:
     """Returns 1, 2, 5, 10, ..., after a 0 where values are below the first of them."""
     smallest = 1.0 if whole else 1e-3
-    edges: list[float] = []
-    power = smallest
-    while not edges or edges[-1] <= most:
-        for factor in (1, 2, 5):
-            edge = factor * power
-            if edges and edges[-1] > most:
-                break
-            if edge <= max(least, smallest):
-                edges = [edge]
-            else:
-                edges.append(edge)
-        power *= 10
+    series = [factor * smallest * 10.0**power for power in range(300) for factor in (1, 2, 5)]
+    first = bisect_right(series, max(least, smallest)) - 1
+    edges = series[first : bisect_right(series, most, lo=first) + 1]
     return [0.0, *edges] if least < edges[0] else edges
 
 
 def _round_up(step: float) -> float:
-    power = 1.0
-    while power > step:
-        power /= 10
-    while power * 10 <= step:
-        power *= 10
+    power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 

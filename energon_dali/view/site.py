@@ -25,8 +25,22 @@ from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache
 if TYPE_CHECKING:
     from energon_dali.view.encoded import EncodedViews
 
-TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""The pages; every value in them is escaped."""
+TEMPLATES.filters |= {
+    "bytes": show_bytes,
+    "number": "{:,}".format,  # thousands are separated
+    # 100 % only if nothing is missing
+    "percent": lambda share: "100 %" if share >= 1 else f"{min(99.9, share * 100):.1f} %",
+}
 
 
 class Site:
@@ -66,14 +80,6 @@ class Site:
         self._searches = SearchCache()
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
-        self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters |= {"bytes": show_bytes, "number": format_number, "percent": format_percent}
 
     def _open_encoder(self) -> EncodedViews | None:
         if not self.options.encoder:
@@ -119,7 +125,7 @@ class Site:
             template: Name of its template.
             **values: What the template shows.
         """
-        page = self.templates.get_template(template).render(site=self, catalog=self.catalog, **values)
+        page = TEMPLATES.get_template(template).render(site=self, catalog=self.catalog, **values)
         return page.encode("utf-8", "replace").decode()  # JSON may hold halves of letters, which UTF-8 has no bytes for
 
     def stop(self) -> None:
@@ -156,13 +162,3 @@ def rows_of_shards(dataset: ViewedDataset, rows: Rows, text: str) -> Rows:
             starts.append(start)
             lengths.append(min(stop, int(ends[hit])) - start)
     return Rows(np.array(starts, np.int64), np.array(lengths, np.int64))
-
-
-def format_number(number: float) -> str:
-    """Returns a number with thousands separated."""
-    return f"{number:,}"
-
-
-def format_percent(share: float) -> str:
-    """Returns a share as a percentage, which is 100 % only if nothing is missing."""
-    return "100 %" if share >= 1 else f"{min(99.9, share * 100):.1f} %"
