@@ -11,8 +11,7 @@ from energon_dali.metadataset.loader import load_dataset
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.scheduled import Schedule
 from energon_dali.shards import StoragePath
-from energon_dali.view.dataset import ViewedDataset
-from energon_dali.view.folder_dataset import FolderDataset, JsonlDataset
+from energon_dali.view.dataset import FolderDataset, JsonlDataset, ViewedDataset
 
 JSONL_SUFFIX = ".jsonl"
 

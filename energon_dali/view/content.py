@@ -11,7 +11,8 @@ from typing import Any, Literal
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage.parallel_calls import call_together
-from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
+from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 MOST_TEXT_BYTES = 256 << 10
 """Bytes of a part that are shown; more would make the page slow."""

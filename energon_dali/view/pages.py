@@ -16,7 +16,6 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from energon_dali.errors import DatasetError
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import show_part, snippets
-from energon_dali.view.dataset import ViewedPart, ViewedSample
 from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
     DEFAULT_SAMPLES_PER_STEP,
@@ -33,6 +32,7 @@ from energon_dali.view.query import FILTER_FIELDS, PAGE_SIZES, GridQuery, descri
 from energon_dali.view.site import Site
 from energon_dali.view.statistics import collect_statistics, group_failures
 from energon_dali.view.thumbnail import find_thumbnail_part
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 if TYPE_CHECKING:
     from energon_dali.view.encoded import EncodedViews

@@ -10,8 +10,9 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
+from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 CHUNK_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")

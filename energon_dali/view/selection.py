@@ -13,10 +13,11 @@ import numpy as np
 
 from energon_dali.errors import EnergonDaliError
 from energon_dali.plan.rng import Int64Array
-from energon_dali.view.dataset import Rows, ViewedDataset
+from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.index_search import search_shard
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_filter import SampleFilter
+from energon_dali.view.viewed_sample import Rows
 
 WAIT_SECONDS = 0.25
 """How long a page waits for the samples that it shows."""

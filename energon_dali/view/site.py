@@ -13,7 +13,7 @@ import numpy as np
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.byte_size import show_bytes
 from energon_dali.view.catalog import Catalog, CatalogEntry
-from energon_dali.view.dataset import Rows, ViewedDataset
+from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.index_search import index_answers
 from energon_dali.view.options import ViewOptions
 from energon_dali.view.query import GridQuery
@@ -21,6 +21,7 @@ from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection
+from energon_dali.view.viewed_sample import Rows
 
 if TYPE_CHECKING:
     from energon_dali.view.encoded import EncodedViews

@@ -11,7 +11,8 @@ from energon_dali.av import AVDecoder, AVLimits
 from energon_dali.decode.pil import open_image
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
-from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
+from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
