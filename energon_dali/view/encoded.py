@@ -6,8 +6,8 @@ import threading
 from collections import OrderedDict
 
 from energon_dali.shards.prepare.worker_pool import NoAnswerError, RequestProcess
+from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.encoder_session import EncodedView, ViewEncoder
-from energon_dali.view.options import ViewOptions
 
 REQUEST_SECONDS = 120.0
 """Longest time for a sample or a batch; the first one includes loading the encoder."""

@@ -26,8 +26,8 @@ from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.plan import Slices
 from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.task_encoder import TaskEncoder, overridden
+from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
-from energon_dali.view.options import ViewOptions
 from energon_dali.view.pixels import Normalisation, ShownImage
 from energon_dali.worker_config import WorkerConfig
 

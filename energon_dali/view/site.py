@@ -12,10 +12,9 @@ import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.byte_size import show_bytes
-from energon_dali.view.catalog import Catalog, CatalogEntry
+from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.index_search import index_answers
-from energon_dali.view.options import ViewOptions
 from energon_dali.view.query import GridQuery
 from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from energon_dali.metadataset.loader import prepare_metadataset
+from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.encoded_fields import FieldDescriber, to_array
 from energon_dali.view.encoder_session import EncoderSession, ViewEncoder
-from energon_dali.view.options import ViewOptions
 from energon_dali.view.pixels import find_images, to_uint8
 from energon_dali.view.site import TEMPLATES
 from energon_dali.view.strips import find_strips
