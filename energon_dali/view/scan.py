@@ -14,7 +14,7 @@ from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
 from energon_dali.shards.prepare.worker_pool import WorkerPool
-from energon_dali.view.scan_filter import SampleFilter
+from energon_dali.view.scan_filter import Ranges, SampleFilter
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, in_background, remove_old_scans, scan_folder
 
@@ -260,7 +260,7 @@ class Scan:
         wanted: SampleFilter,
         *,
         source: int = 0,
-        ranges: Sequence[tuple[int, int]] | None = None,
+        ranges: Ranges = None,
         limit: int = 100,
         offset: int = 0,
     ) -> ScanMatches:
@@ -286,7 +286,7 @@ class Scan:
         rows = self._rows(source, query, (*values, most, left_out), ranges)
         return ScanMatches([index for (index,) in rows], share)
 
-    def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None) -> int:
+    def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Ranges = None) -> int:
         """Returns how many scanned samples meet a filter; arguments as in `matches`.
 
         Raises:
@@ -312,9 +312,7 @@ class Scan:
         query = "SELECT sample, shard, key, stage, reason FROM failures ORDER BY sample LIMIT ?"
         return [ScanFailure(*row) for row in self._rows(source, query, (limit,))]
 
-    def _rows(
-        self, source: int, query: str, values: Sequence[Any], ranges: Sequence[tuple[int, int]] | None = None
-    ) -> list[Any]:
+    def _rows(self, source: int, query: str, values: Sequence[Any], ranges: Ranges = None) -> list[Any]:
         """Returns the rows of a query; none before anything was scanned."""
         store = self.store(source)
         if not store.num_scanned():

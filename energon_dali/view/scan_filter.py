@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+Ranges: TypeAlias = Sequence[tuple[int, int]] | None
+"""(start, stop) of the samples to look at, such as those of a split; None is all."""
 _PHRASE = re.compile(r'"([^"]*)"|(\S+)')
 MAX_PHRASES = 32
 """Words and phrases of one search."""

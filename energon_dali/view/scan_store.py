@@ -20,6 +20,7 @@ import torch
 
 from energon_dali.errors import EnergonDaliError, StorageError
 from energon_dali.view.sample_facts import PartFacts, SampleFacts, examine_samples
+from energon_dali.view.scan_filter import Ranges
 from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
 BLOCK = 64
@@ -91,9 +92,7 @@ class ScanStore:
         return self.path.is_file()
 
     @contextmanager
-    def reading(
-        self, ranges: Sequence[tuple[int, int]] | None = None, *, seconds: float = QUERY_SECONDS
-    ) -> Iterator[sqlite3.Connection]:
+    def reading(self, ranges: Ranges = None, *, seconds: float = QUERY_SECONDS) -> Iterator[sqlite3.Connection]:
         """Opens a connection for queries, which is closed at the end.
 
         Args:

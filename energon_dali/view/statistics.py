@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from energon_dali.view.charts import Chart, edge_labels, nice_edges
 from energon_dali.view.scan import Scan
+from energon_dali.view.scan_filter import Ranges
 from energon_dali.view.scan_store import merge_ranges
 
 STATISTICS_SECONDS = 120.0
@@ -19,27 +20,6 @@ _CATEGORIES = 12
 _GROUPS = 20
 _FAILURES = 100_000
 _SPECIFIC = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """What the queries read from."""
-
-    parts: str
-    """The parts, as p."""
-    samples: str
-    """The samples, as s."""
-    failures: str
-    """The failures, as f."""
-
-    @classmethod
-    def of(cls, ranges: Sequence[tuple[int, int]] | None) -> _Tables:
-        """Returns the tables, or their rows in the ranges of the connection."""
-        if ranges is None:  # the whole of them: SQLite can use the order of an index
-            return cls("FROM parts p ", "FROM samples s ", "FROM failures f ")
-        within = "FROM temp.ranges r CROSS JOIN {0} ON {1} >= r.start AND {1} < r.stop "
-        tables = (("parts p", "p.sample"), ("samples s", "s.id"), ("failures f", "f.sample"))
-        return cls(*(within.format(*table) for table in tables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +72,7 @@ class ScanStatistics:
     """Widths, heights, sizes, aspect ratios, durations, text lengths, bytes, formats, colour modes; those with data."""
 
 
-def collect_statistics(
-    scan: Scan, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None
-) -> ScanStatistics:
+def collect_statistics(scan: Scan, *, source: int = 0, ranges: Ranges = None) -> ScanStatistics:
     """Returns the statistics of what was scanned so far.
 
     Args:
@@ -110,18 +88,18 @@ def collect_statistics(
         return ScanStatistics(0, share, 0, 0, 0, (), (), ())
     if ranges is not None and merge_ranges(ranges) == [(0, scan.progress(source).total)]:
         ranges = None
-    tables = _Tables.of(ranges)
+    parts, all_samples = _from("parts p", "p.sample", ranges), _from("samples s", "s.id", ranges)
     with store.reading(ranges, seconds=STATISTICS_SECONDS) as connection:
         samples, size, failed = connection.execute(
-            f"SELECT count(*), coalesce(sum(s.bytes), 0), coalesce(sum(s.fails), 0) {tables.samples}"
+            f"SELECT count(*), coalesce(sum(s.bytes), 0), coalesce(sum(s.fails), 0) {all_samples}"
         ).fetchone()
         (repeated,) = connection.execute(
             "SELECT coalesce(sum(number - 1), 0) FROM "
-            f"(SELECT count(*) AS number {tables.parts} WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1)"
+            f"(SELECT count(*) AS number {parts} WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1)"
         ).fetchone()
         groups = connection.execute(
             # SQLite takes the other columns from the row of the minimum.
-            f"SELECT count(*) AS number, min(p.sample), p.name, hex(p.digest) {tables.parts} "
+            f"SELECT count(*) AS number, min(p.sample), p.name, hex(p.digest) {parts} "
             "WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1 ORDER BY number DESC, 2 LIMIT ?",
             (_GROUPS,),
         ).fetchall()
@@ -132,15 +110,17 @@ def collect_statistics(
             failed,
             repeated,
             tuple(DuplicateGroup(count, first, part, digest.lower()) for count, first, part, digest in groups),
-            tuple(_failure_groups(connection, tables)),
-            tuple(chart for chart in _charts(connection, tables) if chart is not None),
+            tuple(_failure_groups(connection, ranges)),
+            tuple(chart for chart in _charts(connection, parts, all_samples) if chart is not None),
         )
 
 
-def group_failures(
-    scan: Scan, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None
-) -> list[FailureGroup]:
-    """Returns the most frequent reasons of failures; arguments as in `collect_statistics`.
+def group_failures(scan: Scan, *, source: int = 0) -> list[FailureGroup]:
+    """Returns the most frequent reasons of failures.
+
+    Args:
+        scan: The scan.
+        source: Number of the dataset.
 
     Raises:
         StorageError: The scan cannot be read, or the queries took too long.
@@ -148,15 +128,26 @@ def group_failures(
     store = scan.store(source)
     if not store.num_scanned():
         return []
-    with store.reading(ranges) as connection:
-        return _failure_groups(connection, _Tables.of(ranges))
+    with store.reading() as connection:
+        return _failure_groups(connection, None)
 
 
-def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[FailureGroup]:
-    rows = connection.execute(
-        f"SELECT f.sample, f.key, f.reason {tables.failures} ORDER BY f.sample LIMIT ?",
-        (_FAILURES,),
-    )
+def _from(table: str, sample: str, ranges: Ranges) -> str:
+    """Returns where a query reads from: a table, or its rows in the ranges of the connection.
+
+    Args:
+        table: The table.
+        sample: Its column with the index of the sample.
+        ranges: None is all: SQLite can then use the order of an index.
+    """
+    if ranges is None:
+        return f"FROM {table}"
+    return f"FROM temp.ranges r CROSS JOIN {table} ON {sample} >= r.start AND {sample} < r.stop"
+
+
+def _failure_groups(connection: sqlite3.Connection, ranges: Ranges) -> list[FailureGroup]:
+    failures = _from("failures f", "f.sample", ranges)
+    rows = connection.execute(f"SELECT f.sample, f.key, f.reason {failures} ORDER BY f.sample LIMIT ?", (_FAILURES,))
     groups: dict[str, list[Any]] = {}
     for sample, key, reason in rows:
         groups.setdefault(_SPECIFIC.sub("", reason), [reason, 0, sample, key])[1] += 1
@@ -164,8 +155,8 @@ def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[Fai
     return sorted(found, key=lambda group: (-group.count, group.first))[:_GROUPS]
 
 
-def _charts(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Chart | None]:
-    parts, visible = tables.parts, "p.width IS NOT NULL AND p.height > 0"
+def _charts(connection: sqlite3.Connection, parts: str, samples: str) -> Iterator[Chart | None]:
+    visible = "p.width IS NOT NULL AND p.height > 0"
     histogram, categories = partial(_histogram, connection, parts), partial(_categories, connection, parts)
     yield histogram("widths", "Widths of images and videos", "p.width", visible, unit="px", whole=True)
     yield histogram("heights", "Heights of images and videos", "p.height", visible, unit="px", whole=True)
@@ -174,7 +165,7 @@ def _charts(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Chart |
     yield histogram("durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", unit="s")
     known = "p.text_length IS NOT NULL"
     yield histogram("text_lengths", "Lengths of texts", "p.text_length", known, unit="characters", whole=True)
-    yield _histogram(connection, tables.samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
+    yield _histogram(connection, samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
     yield categories("formats", "Formats of parts", ("p.format",), "p.format <> ''")
     shown = "p.mode <> '' AND p.kind IN ('image', 'video')"
     yield categories("modes", "Colour modes", ("p.mode",), shown)
