@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Protocol
 
 from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
@@ -160,7 +161,8 @@ def _index_shard(job: ShardJob, task: ShardTask) -> ShardScan:
             parts_seen.add(part.part)
             facts = None
             if job.check_part is not None or job.describe_media is not None:
-                facts = _inspect(job, scan, part, _Content(read_at, member.content_offset, member.size))
+                content = cache(partial(read_at, member.content_offset, member.size))  # read once, on first use
+                facts = _inspect(job, scan, part, content)
             builder.add_part(part.part, member.content_offset, member.size, facts)
     finally:
         if streamed is not None:
@@ -192,22 +194,7 @@ def _version_of(path: StoragePath) -> tuple[int | None, str]:
     return size, f"{size} {tag}" if tag else ""
 
 
-class _Content:
-    """The content of a member, read once, on first use."""
-
-    __slots__ = ("_data", "_offset", "_read_at", "_size")
-
-    def __init__(self, read_at: Callable[[int, int], bytes], offset: int, size: int) -> None:
-        self._read_at, self._offset, self._size = read_at, offset, size
-        self._data: bytes | None = None
-
-    def __call__(self) -> bytes:
-        if self._data is None:
-            self._data = self._read_at(self._offset, self._size)
-        return self._data
-
-
-def _inspect(job: ShardJob, scan: ShardScan, part: PartMember, content: _Content) -> PartFacts | None:
+def _inspect(job: ShardJob, scan: ShardScan, part: PartMember, content: Callable[[], bytes]) -> PartFacts | None:
     facts = None
     if job.check_part is not None:
         try:

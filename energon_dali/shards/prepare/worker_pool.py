@@ -144,8 +144,8 @@ class WorkerPool(Generic[T, R]):
 class NoAnswerError(Exception):
     """A process gave no answer; the message says why, after the name of what it does.
 
-    It ended, was ended because it took too long, or its function raised something unexpected. The next request starts it
-    again if it ended.
+    It ended, was ended because it took too long, or its function raised something unexpected. If it ended, the next
+    request starts it again.
     """
 
 
