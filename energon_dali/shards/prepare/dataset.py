@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,8 +17,8 @@ from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UU
 from energon_dali.shards.meta.info import INFO_NAMES, pack_shard_counts, read_shard_counts
 from energon_dali.shards.meta.splits import DEFAULT_NAME, pack_split, read_split
 from energon_dali.shards.prepare.building import building_folder, install
+from energon_dali.shards.prepare.index_identity import IndexIdentity
 from energon_dali.shards.prepare.index_writer import PrepareResult, tar_index_file, write_index
-from energon_dali.shards.prepare.known_index import IndexIdentity, KnownIndex
 from energon_dali.shards.prepare.scanning import ScanOptions, scanning
 from energon_dali.shards.prepare.shard_job import CheckPart, DescribeMedia, ShardJob, ShardScan
 from energon_dali.shards.prepare.split_plan import find_shards, plan_split
@@ -111,9 +110,9 @@ def prepare_dataset(
     with building_folder(root, tmp_path) as folder, scanning(job, names, options) as scans:
         shown = progress(scans, len(names)) if progress else scans
         # Energon's names of join indices identify a dataset by its UUID alone: another split needs another UUID.
-        keeps_split = parts is None or _has_split(root, split_config, parts)
-        with closing(KnownIndex(root, folder)) if keeps_split else nullcontext() as known:
-            found = write_index(root, folder, names, shown, media_filter, IndexIdentity(identity, known, parts))
+        may_stay = parts is None or _has_split(root, split_config, parts)
+        new_identity = IndexIdentity(root, folder, identity, parts, may_stay)
+        found = write_index(root, folder, names, shown, media_filter, new_identity)
         excluded = sorted({f"{bad.shard}/{bad.key}" for bad in found.unreadable}) if exclude_unreadable else []
         if parts is not None:
             found = replace(found, split_parts=parts, split_samples=_count_samples(found, parts, excluded))

@@ -13,7 +13,7 @@ from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UU
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.index.tar_index import pack_tar_index
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError
-from energon_dali.shards.prepare.known_index import IndexIdentity
+from energon_dali.shards.prepare.index_identity import IndexIdentity
 from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardScan, UnreadablePart
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
@@ -85,7 +85,7 @@ def write_index(
             kinds.update(scan.part_names)
             unreadable += scan.unreadable
             num_media += len(scan.media)
-            identity.add(number, scan.shard, scan.extents)
+            identity.add(scan.shard, scan.extents)
             tables.add_samples(scan.sample_rows(number), scan.part_rows(number))
             if scan.media:
                 tables.add_media(scan.media)
