@@ -1,15 +1,19 @@
-"""Reads the parts of records, in the process that writes the shard: files, members of tars, and rows of tables."""
+"""What every kind of source can do, and how the parts of its records are read in the process that writes a shard.
+
+Parts are files, members of tars, and rows of tables.
+"""
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
 from energon_dali.pack.columns import Columns, row_to_parts
-from energon_dali.pack.files import MediaFolder
-from energon_dali.pack.media import guess_suffix, media_kind, suffix_of
+from energon_dali.pack.files import Fingerprint, MediaFolder, guess_suffix, media_kind, suffix_of
 from energon_dali.pack.record import (
     BytesPart,
     FilePart,
@@ -22,6 +26,7 @@ from energon_dali.pack.record import (
     TextPart,
     json_bytes,
 )
+from energon_dali.pack.sample_types import make_dataset_config
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath
@@ -165,6 +170,49 @@ class ReaderSpec:
     """How rows of Parquet and Arrow files become parts."""
     needed_json: str | None = None
     """Key that the part `json` must have as text, if the caption is in it."""
+
+
+OnSkipped = Callable[[str, str], None]
+"""Takes (what it is in the source, why it is left out)."""
+
+
+class Source(ABC):
+    """Something that can be packed. The same source gives the same records in the same order."""
+
+    kind: str
+    """As an option names it."""
+    sample_type: str
+    """Name of the sample type of the dataset."""
+
+    def __init__(self) -> None:
+        self._fingerprint = Fingerprint()
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """Returns lines about what was found, for the terminal."""
+
+    @abstractmethod
+    def records(self, skipped: OnSkipped) -> Iterator[Record]:
+        """Yields what is to be packed, in the order of the source.
+
+        Args:
+            skipped: Called with everything that is left out.
+
+        Raises:
+            DatasetError: The source is damaged as a whole.
+        """
+
+    def fingerprint(self) -> str:
+        """Returns what changes when a file of the source does; complete once `records` has ended."""
+        return self._fingerprint.digest()
+
+    @abstractmethod
+    def reader(self) -> ReaderSpec:
+        """Returns how records are read; picklable."""
+
+    def dataset_config(self, part_names: Iterable[str]) -> dict[str, Any]:
+        """Returns the content of `dataset.yaml`, given all parts that the shards have."""
+        return make_dataset_config(self.sample_type, part_names)
 
 
 class RecordReader:

@@ -18,10 +18,10 @@ from typing import Any
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.plan import RECORDS_NAME, Plan, make_plan
+from energon_dali.pack.reading import Source
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.shard_job import DONE, PREFIX, STATE, UNFINISHED, ShardJob, ShardReport, pack_shards, report_path
 from energon_dali.pack.sources.detect import open_source
-from energon_dali.pack.sources.source import Source
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.meta.dataset_config import read_dataset_config, sample_type_name, write_dataset_config
 from energon_dali.shards.meta.document import META
