@@ -27,7 +27,7 @@ from energon_dali.shards.meta.dataset_config import read_dataset_config, sample_
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import Progress, prepare_dataset
-from energon_dali.shards.prepare.on_ray import RayRunner
+from energon_dali.shards.prepare.parallel import import_ray
 from energon_dali.shards.prepare.shard_job import CheckPart
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.owned_folder import OwnedFolder, remove_stale
@@ -118,7 +118,8 @@ def pack_dataset(
         WorkerDiedError: A process ended unexpectedly.
     """
     options, watcher = options or PackOptions(), watcher or Watcher()
-    cluster = None if ray_address is None else RayRunner(ray_address)
+    if ray_address is not None:
+        import_ray()  # raises now, and not after the source was looked at
     root = StoragePath.of(out)
     opened = open_source(os.fspath(source), options, root)
     watcher.found(opened)
@@ -142,7 +143,7 @@ def pack_dataset(
         kept = sum(shard.samples for shard in plan.shards if shard.name in done)
         watcher.begin(plan, kept, len(done))
         try:
-            for report in pack_shards(jobs, watcher.progress, num_workers=num_workers, run=cluster):
+            for report in pack_shards(jobs, watcher.progress, num_workers=num_workers, ray_address=ray_address):
                 done[report.name] = report
         finally:
             watcher.end()

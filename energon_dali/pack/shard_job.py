@@ -19,7 +19,7 @@ from energon_dali.pack.reading import ReaderSpec, RecordReader
 from energon_dali.pack.record import FilePart, RangePart, Record, Skipped, SkipRecord, from_lines
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.index.tar_scan import OCTAL_SIZE_LIMIT, TAR_BLOCK_BYTES
-from energon_dali.shards.prepare.parallel import Runner
+from energon_dali.shards.prepare.parallel import map_on_ray, usable_workers
 from energon_dali.shards.prepare.shard_job import CheckPart
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.shards.storage import StoragePath
@@ -134,7 +134,7 @@ def report_path(out: StoragePath, shard: str) -> StoragePath:
 
 
 def pack_shards(
-    jobs: Sequence[ShardJob], progress: OnProgress, *, num_workers: int | None = None, run: Runner | None = None
+    jobs: Sequence[ShardJob], progress: OnProgress, *, num_workers: int | None = None, ray_address: str | None = None
 ) -> Iterator[ShardReport]:
     """Writes shards, and yields their reports in any order.
 
@@ -142,7 +142,8 @@ def pack_shards(
         jobs: What to write.
         progress: Called with (samples, bytes) since the last call.
         num_workers: Number of processes of this machine; None is one per CPU core, if there is enough to do.
-        run: Writes them elsewhere instead. All machines must see the source, and the folder of the shards.
+        ray_address: Address of a Ray cluster that writes them instead; see `map_on_ray`. All machines must see the
+            source, and the folder of the shards.
 
     Raises:
         ConfigError: There is no such cluster, or processes do not start.
@@ -150,14 +151,14 @@ def pack_shards(
         StorageError: A shard cannot be written.
         WorkerDiedError: A shard ended each process that worked on it.
     """
-    if run is not None and jobs:
-        for number, report in run(pack_shard, jobs, lambda: len(jobs), _give_up):
+    if ray_address is not None and jobs:
+        for number, report in map_on_ray(ray_address, pack_shard, jobs, lambda: len(jobs), _give_up):
             progress(jobs[number].shard.samples, report.size)
             yield report
         return
     if num_workers is None:
         size = sum(job.shard.estimated_bytes for job in jobs)
-        num_workers = min(len(os.sched_getaffinity(0)), size // BYTES_PER_WORKER + 1)
+        num_workers = usable_workers(size // BYTES_PER_WORKER + 1)
     if min(len(jobs), num_workers) <= 1:
         yield from (pack_shard(job, progress) for job in jobs)
         return

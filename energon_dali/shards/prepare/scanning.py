@@ -95,9 +95,7 @@ def _scan_somewhere(
 ) -> Iterator[ShardScan]:
     """Yields the scans, and chooses where to make them."""
     if options.ray_address is not None:
-        from energon_dali.shards.prepare.on_ray import RayRunner  # lazy: ray is an extra
-
-        yield from scan_all(partial(index_shard, job), tasks, 1, run=RayRunner(options.ray_address))
+        yield from scan_all(partial(index_shard, job), tasks, 1, ray_address=options.ray_address)
         return
     if job.root.is_local:
         num_workers = useful_workers(job.root, [task.shard for task in tasks], options.num_workers)
