@@ -219,10 +219,7 @@ def facts(request: Request) -> Response:
     site = site_of(request)
     entry, shown = sample_of(request)
     found = site.check.examine(site.scan_number(entry), shown.index)
-    parts: list[dict[str, Any]] = []
-    for part in found.parts:
-        described = {name: value for name, value in asdict(part).items() if name != "digest"}
-        parts.append({**described, "digest": "" if part.digest is None else part.digest.hex()})
+    parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -40,39 +40,25 @@ class Page:
     """Why the search ended early; "" if it did not."""
 
 
-class Selection(Protocol):
-    """The samples of a grid, by position."""
-
-    waits_for_scan: bool
-    """Whether a scan finds them, and not the index."""
-
-    def page(self, start: int, stop: int) -> Page:
-        """Returns the samples at positions start to stop (exclusive), as far as they are known.
-
-        Raises:
-            StorageError: The result of the scan cannot be read.
-        """
-
-    def position(self, index: int) -> int | None:
-        """Returns the position of a sample; None if it is not known."""
-
-
 class RowPages:
-    """All samples of some ranges.
+    """All samples of some ranges, by position.
 
     Args:
         rows: The ranges.
     """
 
     waits_for_scan = False
+    """Whether a scan finds the samples, and not the index."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
     def page(self, start: int, stop: int) -> Page:
+        """Returns the samples at positions start to stop (exclusive), as far as they are known."""
         return Page(self._rows.take(start, stop), len(self._rows), 1.0)
 
     def position(self, index: int) -> int | None:
+        """Returns the position of a sample; None if it is not known."""
         return self._rows.position(index)
 
 
@@ -95,6 +81,11 @@ class ScanPages:
         self._ranges = list(zip(rows.starts.tolist(), (rows.starts + rows.lengths).tolist(), strict=True))
 
     def page(self, start: int, stop: int) -> Page:
+        """Returns samples as `RowPages.page` does.
+
+        Raises:
+            StorageError: The result of the scan cannot be read.
+        """
         found = self._scan.matches(
             self._wanted, source=self._source, ranges=self._ranges, limit=stop - start, offset=start
         )
@@ -193,6 +184,10 @@ class Search:
                 stop = min(end, borders[shard + 1], position + _PIECE_SAMPLES)
                 yield shard, position - borders[shard], stop - borders[shard]
                 position = stop
+
+
+Selection: TypeAlias = RowPages | ScanPages | Search
+"""The samples of a grid, by position."""
 
 
 class SearchCache:

@@ -14,13 +14,12 @@ from PIL import Image
 
 from energon_dali import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon_dali.errors import ConfigError
-from energon_dali.view.charts import Chart, edge_labels, nice_edges
 from energon_dali.view.drawn_mixture import drawn_mixture
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BlockScanner
 from energon_dali.view.site import TEMPLATES
-from energon_dali.view.statistics import collect_statistics
+from energon_dali.view.statistics import Chart, collect_statistics, edge_labels, nice_edges
 from tests.loader.dataset_folder import prepare, write_shards
 
 
