@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
+from energon_dali.shards.prepare.journal import cache_folder
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.view.scan_filter import Ranges, SampleFilter
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, in_background, remove_old_scans, scan_folder
+from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, in_background, remove_old_scans
 
 MAX_CRASHES = 100
 """Times that decoding may end a process before the scan gives up."""
@@ -100,7 +101,7 @@ class Scan:
         if num_processes is not None and num_processes < 1:
             raise ConfigError(f"num_processes={num_processes} is invalid: it must be at least 1.")
         self.sources = tuple(sources)
-        self.folder = folder or scan_folder()
+        self.folder = folder or cache_folder("view")
         self.num_processes = num_processes or min(4, max(1, (os.cpu_count() or 1) // 2))
         self._lock = threading.Lock()
         self._stores: dict[int, ScanStore] = {}

@@ -47,12 +47,6 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (content, content='', column
 """
 
 
-def scan_folder() -> Path:
-    """Returns the folder of scans: `energon-dali/view` in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "energon-dali" / "view"
-
-
 class ScanStore:
     """The file of one dataset's scan. Several processes and threads may use it; each call opens its own connection.
 

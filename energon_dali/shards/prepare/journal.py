@@ -33,10 +33,10 @@ KEPT_SECONDS = 30 * 24 * 3600.0
 _log = logging.getLogger(__name__)
 
 
-def work_folder() -> Path:
-    """Returns the folder of unfinished work: `energon-dali/prepare` in the user's cache."""
+def cache_folder(purpose: str) -> Path:
+    """Returns the folder for what a command keeps for its next run: `energon-dali/PURPOSE` in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "energon-dali" / "prepare"
+    return Path(cache) / "energon-dali" / purpose
 
 
 class Journal:
@@ -132,7 +132,7 @@ def open_journal(job: ShardJob) -> Journal | None:
     Args:
         job: What to do with each shard; a journal of another job is not used.
     """
-    folder = work_folder()
+    folder = cache_folder("prepare")
     try:
         fingerprint = hashlib.blake2b(pickle.dumps(job, protocol=4), digest_size=16).hexdigest()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
