@@ -6,11 +6,12 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.parallel_calls import CALLS_AT_ONCE, map_in_threads
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
@@ -72,8 +73,7 @@ def snippets(dataset: ViewedDataset, samples: Sequence[ViewedSample]) -> list[st
     """
     if "://" not in dataset.path:
         return [_snippet(dataset, sample) for sample in samples]
-    found = call_together(lambda number: _snippet(dataset, samples[number]), range(len(samples)))
-    return [text if isinstance(text, str) else "" for text in found.values()]
+    return list(map_in_threads(partial(_snippet, dataset), samples, CALLS_AT_ONCE))
 
 
 def _snippet(dataset: ViewedDataset, sample: ViewedSample) -> str:
