@@ -54,10 +54,11 @@ class WorkerPool(Generic[T, R]):
     max_deaths: int = MAX_DEATHS
     """Processes that an item may end before it is given up."""
     _workers: list[_Worker] = field(default_factory=list, init=False)
-    _next: int = field(default=0, init=False)
-    _suspects: deque[int] = field(default_factory=deque, init=False)
     _deaths: Counter[int] = field(default_factory=Counter, init=False)
     _failed_starts: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(range(len(self.items)))
 
     def results(self, room: Callable[[], int]) -> Iterator[tuple[int, R]]:
         """Yields (number of the item, result) in the order in which they are done.
@@ -75,7 +76,7 @@ class WorkerPool(Generic[T, R]):
                 self._assign(room())
                 wait([end for worker in self._workers for end in (worker.pipe, worker.process.sentinel)], _LOOK_SECONDS)
                 for worker in [*self._workers]:
-                    for number, value in self._take(worker):
+                    for number, value in self._take(worker, room):
                         remaining -= 1
                         yield number, value
         finally:
@@ -88,43 +89,31 @@ class WorkerPool(Generic[T, R]):
         """Starts processes, and gives them items before `end`."""
         while len(self._workers) < self.num_workers:
             self._workers.append(_Worker(self.function, self.threads, reports=self.progress is not None))
-        end = min(end, len(self.items))
         for worker in self._workers:
-            if self._suspects or worker.is_alone:
-                if not worker.numbers:
-                    worker.is_alone = bool(self._suspects)
-                    if self._suspects:
-                        number = self._suspects.popleft()
-                        worker.give(number, self.items[number])
-                if worker.is_alone:
-                    continue
-            while len(worker.numbers) < self.threads and self._next < end and not self._suspects:
-                worker.give(self._next, self.items[self._next])
-                self._next += 1
+            while len(worker.numbers) < self.threads and self._waiting and self._waiting[0] < end:
+                number = self._waiting.popleft()
+                worker.give(number, self.items[number])
 
-    def _take(self, worker: _Worker) -> Iterator[tuple[int, R]]:
-        """Yields what a process has done; if it died, notes what it was doing."""
-        try:
-            while worker.pipe.poll():
-                message = worker.pipe.recv()
-                if message is None:
-                    worker.has_begun = True
-                    continue
-                number, is_done, value = message
-                if number is None:
-                    assert self.progress is not None, "the function was given nothing to report by"
-                    self.progress(*value)
-                    continue
-                worker.numbers.discard(number)
-                if not is_done:
-                    raise value
-                yield number, value
-            if worker.process.is_alive():
-                return
-        except (EOFError, OSError):
-            pass
+    def _take(self, worker: _Worker, room: Callable[[], int]) -> Iterator[tuple[int, R]]:
+        """Yields what a process has done; if it died, sees to what it was doing."""
+        is_alive = worker.process.is_alive()
+        for message in worker.messages():
+            if message is None:
+                worker.has_begun = True
+                continue
+            number, is_done, value = message
+            if number is None:
+                assert self.progress is not None, "the function was given nothing to report by"
+                self.progress(*value)
+                continue
+            worker.numbers.discard(number)
+            if not is_done:
+                raise value
+            yield number, value
+        if is_alive:
+            return
         self._workers.remove(worker)
-        end = worker.close()
+        end, lost = worker.close(), sorted(worker.numbers)
         if not worker.has_begun:
             self._failed_starts += 1
             if self._failed_starts >= MAX_DEATHS:
@@ -132,13 +121,18 @@ class WorkerPool(Generic[T, R]):
                     f"The processes do not start: they end {end}. A script that asks for several needs `if __name__ == "
                     '"__main__":` around its calls; or ask for one process.'
                 )
-        if len(worker.numbers) == 1 and worker.has_begun:
-            (number,) = worker.numbers
-            self._deaths[number] += 1
-            if self._deaths[number] >= self.max_deaths:
-                yield number, self.killed(self.items[number], end)
+        elif len(lost) == 1:
+            self._deaths[lost[0]] += 1
+            if self._deaths[lost[0]] >= self.max_deaths:
+                yield lost[0], self.killed(self.items[lost[0]], end)
                 return
-        self._suspects.extend(sorted(worker.numbers))
+        else:  # one by one, which shows the one at fault
+            items = [self.items[number] for number in lost]
+            pool = WorkerPool(self.function, items, 1, 1, self.killed, self.progress, self.max_deaths)
+            for position, value in pool.results(lambda: max(room(), len(lost))):
+                yield lost[position], value
+            return
+        self._waiting.extendleft(reversed(lost))
 
 
 class NoAnswerError(Exception):
@@ -241,14 +235,18 @@ class _Worker:
         theirs.close()
         self.numbers: set[int] = set()
         self.has_begun = False
-        self.is_alone = False
-        """Whether it does items one at a time, because one of them may have ended a process."""
 
     def give(self, number: int, item: Any) -> None:
         """Gives it an item; a process that has died is noticed later."""
         self.numbers.add(number)
         with suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send((number, item))
+
+    def messages(self) -> Iterator[Any]:
+        """Yields the messages that have arrived."""
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                yield self.pipe.recv()
 
     def receive(self, deadline: float) -> Any:
         """Returns its next message.
@@ -320,8 +318,8 @@ def _work(pipe: Connection, function: Callable[..., Any], threads: int, reports:
                 answer((number, False, RuntimeError(f"{type(message[2]).__name__}: {message[2]} ({error})")))
             del item, message  # before the next one is waited for
 
+    answer(None)  # before an item can end the process
     Thread(target=receive, daemon=True).start()
     for _ in range(threads - 1):
         Thread(target=serve, daemon=True).start()
-    answer(None)
     serve()  # in the main thread, as code of users may expect
