@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -14,16 +14,14 @@ from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.byte_size import show_bytes
 from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
 from energon_dali.view.dataset import ViewedDataset
-from energon_dali.view.index_search import index_answers
+from energon_dali.view.encoded import EncodedViews
+from energon_dali.view.encoder_session import load_encoder
 from energon_dali.view.query import GridQuery
 from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection
+from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection, index_answers
 from energon_dali.view.viewed_sample import Rows
-
-if TYPE_CHECKING:
-    from energon_dali.view.encoded import EncodedViews
 
 STATIC = Path(__file__).parent / "static"
 
@@ -84,10 +82,6 @@ class Site:
     def _open_encoder(self) -> EncodedViews | None:
         if not self.options.encoder:
             return None
-        # Imported here: torch, which the loader brings, takes longer than all of the page.
-        from energon_dali.view.encoded import EncodedViews
-        from energon_dali.view.encoder_session import load_encoder
-
         load_encoder(self.options.encoder)  # raises for a mistake now, and not on the page
         return EncodedViews(replace(self.options, path=self.catalog.path))
 

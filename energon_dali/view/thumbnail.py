@@ -29,11 +29,6 @@ BROWSER_FORMATS = {"jpeg": "image/jpeg", "png": "image/png", "webp": "image/webp
 """Formats that are sent as they are, and their content types."""
 
 
-def find_thumbnail_part(sample: ViewedSample) -> ViewedPart | None:
-    """Returns the part that stands for a sample in the grid: its first image, or else its first video or audio."""
-    return next((part for kind in ("image", "av") for part in sample.parts if part.kind == kind), None)
-
-
 def make_thumbnail(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> tuple[bytes, str]:
     """Returns (a small picture, its content type) of an image, of a video's first frame, or of the waveform of audio.
 

@@ -71,6 +71,11 @@ class ViewedSample:
         """Size of all parts in bytes."""
         return sum(part.size for part in self.parts)
 
+    @property
+    def thumbnail(self) -> ViewedPart | None:
+        """The part that stands for it in the grid: its first image, or else its first video or audio."""
+        return next((part for kind in ("image", "av") for part in self.parts if part.kind == kind), None)
+
 
 class Rows:
     """A list of sample numbers made of ranges, which takes no memory per sample.
@@ -84,6 +89,11 @@ class Rows:
         self.starts = starts
         self.lengths = lengths
         self._ends = np.cumsum(lengths)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, stop) of each range."""
+        return list(zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
