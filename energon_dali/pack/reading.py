@@ -104,56 +104,6 @@ class TableFile:
             ) from error
 
 
-class RowReader:
-    """Turns rows of Parquet and Arrow files into parts.
-
-    Args:
-        root: Folder of the files.
-        columns: Which column is what.
-        folder: Where files are that rows name instead of holding their bytes.
-    """
-
-    def __init__(self, root: str, columns: Columns, folder: MediaFolder) -> None:
-        self._root = root
-        self._columns = columns
-        self._folder = folder
-        self._file = functools.lru_cache(maxsize=16)(lambda path: TableFile(f"{self._root}/{path}"))
-        self._block = functools.lru_cache(maxsize=1)(self._read_block)
-
-    def _read_block(self, path: str, number: int) -> Any:
-        return self._file(path).block(number, self._columns.used)
-
-    def parts(self, row: Row) -> list[Part]:
-        """Returns the parts of a row.
-
-        Raises:
-            SkipRecord: It lacks what its sample needs.
-            DatasetFormatError: The file is damaged.
-        """
-        import pyarrow
-
-        try:
-            (values,) = self._block(row.path, row.block).slice(row.row, 1).to_pylist()
-        except (UnicodeDecodeError, pyarrow.ArrowException) as error:
-            raise SkipRecord(f"its row cannot be read: {error}") from None
-        return row_to_parts(self._columns, values, self._media_part)
-
-    def _media_part(self, start: str, value: Any) -> Part:
-        """Makes a part of an image: bytes, a path, or {bytes, path}."""
-        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-        if isinstance(content, str):
-            content, path = None, content
-        if isinstance(content, bytes) and content:
-            suffix = guess_suffix(content) or suffix_of(path or "")
-            if not media_kind(suffix):
-                raise SkipRecord("its media are not recognised by their first bytes")
-            return BytesPart(start + suffix, content)
-        if isinstance(path, str) and path:
-            relative, size = self._folder.look_at(path)
-            return FilePart(start + (suffix_of(path) if media_kind(suffix_of(path)) else ""), relative, size)
-        raise SkipRecord("it has neither bytes nor a path")
-
-
 _TEXTS = frozenset({"txt", "text", "transcript"})
 
 
@@ -225,8 +175,9 @@ class RecordReader:
     def __init__(self, spec: ReaderSpec) -> None:
         self._spec = spec
         self._folder = MediaFolder(spec.media_root, allow_outside=spec.allow_outside)
-        self._rows = None if spec.columns is None else RowReader(spec.root, spec.columns, self._folder)
         self._open = functools.lru_cache(maxsize=64)(self._open_file)
+        self._table = functools.lru_cache(maxsize=16)(lambda path: TableFile(f"{spec.root}/{path}"))
+        self._block = functools.lru_cache(maxsize=1)(self._read_block)
 
     def read(self, record: Record) -> list[tuple[str, bytes]]:
         """Returns (name, content) of each part, sorted by name.
@@ -237,8 +188,7 @@ class RecordReader:
         """
         parts = record.parts
         if record.row is not None:
-            assert self._rows is not None, "rows come from a source with columns"
-            parts = self._rows.parts(record.row)
+            parts = self._row_parts(record.row)
         found: dict[str, bytes] = {}
         for part in parts:
             name, content = self._part(part)
@@ -247,6 +197,41 @@ class RecordReader:
             self._check_text(name, content)
             found[name] = content
         return sorted(found.items())
+
+    def _read_block(self, path: str, number: int) -> Any:
+        assert self._spec.columns is not None, "rows come from a source with columns"
+        return self._table(path).block(number, self._spec.columns.used)
+
+    def _row_parts(self, row: Row) -> list[Part]:
+        """Returns the parts of a row.
+
+        Raises:
+            SkipRecord: It lacks what its sample needs.
+            DatasetFormatError: The file is damaged.
+        """
+        import pyarrow
+
+        assert self._spec.columns is not None, "rows come from a source with columns"
+        try:
+            (values,) = self._block(row.path, row.block).slice(row.row, 1).to_pylist()
+        except (UnicodeDecodeError, pyarrow.ArrowException) as error:
+            raise SkipRecord(f"its row cannot be read: {error}") from None
+        return row_to_parts(self._spec.columns, values, self._media_part)
+
+    def _media_part(self, start: str, value: Any) -> Part:
+        """Makes a part of an image: bytes, a path, or {bytes, path}."""
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, str):
+            content, path = None, content
+        if isinstance(content, bytes) and content:
+            suffix = guess_suffix(content) or suffix_of(path or "")
+            if not media_kind(suffix):
+                raise SkipRecord("its media are not recognised by their first bytes")
+            return BytesPart(start + suffix, content)
+        if isinstance(path, str) and path:
+            relative, size = self._folder.look_at(path)
+            return FilePart(start + (suffix_of(path) if media_kind(suffix_of(path)) else ""), relative, size)
+        raise SkipRecord("it has neither bytes nor a path")
 
     def _part(self, part: Part) -> tuple[str, bytes]:
         if isinstance(part, FilePart):

@@ -220,12 +220,8 @@ def _scratch(root: StoragePath) -> Iterator[Path]:
         for entry in list(os.scandir(unfinished)):
             with suppress(OSError):
                 shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
-        folder = unfinished / f"plan-{uuid.uuid4().hex}"
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="plan-", dir=unfinished, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
         return
     temporary = Path(tempfile.gettempdir())
     remove_stale(temporary, PREFIX)

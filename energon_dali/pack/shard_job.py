@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 import tempfile
 import uuid
@@ -23,7 +22,7 @@ from energon_dali.shards.prepare.parallel import map_on_ray, usable_workers
 from energon_dali.shards.prepare.shard_job import CheckPart
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.atomic_file import sync, sync_folder, writing
+from energon_dali.shards.storage.atomic_file import sync, writing
 from energon_dali.shards.storage.owned_folder import OwnedFolder
 
 STATE = ".pack-state"
@@ -246,17 +245,8 @@ def _pack(job: ShardJob, records: bytes, unfinished: Path, progress: OnProgress 
         sync(unfinished)
     report_path(job.out, job.shard.name).write_bytes(report.to_json())
     if samples:
-        _publish(job.out / job.shard.name, unfinished)
+        (job.out / job.shard.name).write_file(unfinished)
     return report
-
-
-def _publish(target: StoragePath, unfinished: Path) -> None:
-    if not target.is_local:
-        target.write_file(unfinished)
-        return
-    with writing(target):
-        os.replace(unfinished, target.local)
-        sync_folder(target.local.parent)
 
 
 def describe(record: Record) -> str:
