@@ -23,9 +23,9 @@ from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
 from energon_dali.view import pages
+from energon_dali.view.content import send_part
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
-from energon_dali.view.part_response import send_part
 from energon_dali.view.site import STATIC, Site
 from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 
 from energon_dali.shards.prepare.worker_pool import NoAnswerError, RequestProcess
 from energon_dali.view.catalog import ViewOptions
@@ -29,7 +28,7 @@ class EncodedViews:
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
         self._process = RequestProcess(ViewEncoder(options))
-        self._views: OrderedDict[str, EncodedView] = OrderedDict()
+        self._views: dict[str, EncodedView] = {}
         self._kept = threading.Lock()
 
     def sample(self, path: str, index: int, split_part: str = "train") -> EncodedView:
@@ -88,5 +87,5 @@ class EncodedViews:
             with self._kept:
                 self._views[name] = found
                 if len(self._views) > _KEPT:
-                    self._views.popitem(last=False)
+                    self._views.pop(next(iter(self._views)))
             return found

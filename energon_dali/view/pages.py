@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from energon_dali.errors import DatasetError
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.content import show_part, snippets
+from energon_dali.view.content import AV_TYPES, show_part, snippets
 from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
     DEFAULT_SAMPLES_PER_STEP,
@@ -28,7 +28,6 @@ from energon_dali.view.drawn_mixture import (
 )
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.guard import DATA_POLICY
-from energon_dali.view.part_response import AV_TYPES
 from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.statistics import collect_statistics, group_failures

@@ -15,7 +15,7 @@ from typing import Any
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
 from energon_dali.shards.prepare.journal import cache_folder
 from energon_dali.shards.prepare.worker_pool import WorkerPool
-from energon_dali.view.scan_filter import Ranges, SampleFilter
+from energon_dali.view.query import Ranges, SampleFilter
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, in_background, remove_old_scans
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from energon_dali.errors import EnergonDaliError, StorageError
+from energon_dali.view.query import Ranges
 from energon_dali.view.sample_facts import PartFacts, SampleFacts, examine_samples
-from energon_dali.view.scan_filter import Ranges
 from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
 BLOCK = 64

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,8 +19,8 @@ from energon_dali.errors import EnergonDaliError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import ShardExtents
 from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.query import SampleFilter
 from energon_dali.view.scan import Scan
-from energon_dali.view.scan_filter import SampleFilter
 from energon_dali.view.viewed_sample import Rows
 
 WAIT_SECONDS = 0.25
@@ -203,7 +202,7 @@ class SearchCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._searches: OrderedDict[object, Search] = OrderedDict()
+        self._searches: dict[object, Search] = {}
 
     def get(self, key: object, create: Callable[[], Search]) -> Search:
         """Returns the search of a key, which is started if there is none.
@@ -213,12 +212,9 @@ class SearchCache:
             create: Starts it.
         """
         with self._lock:
-            found = self._searches.get(key)
-            if found is None:
-                found = self._searches[key] = create()
-                if len(self._searches) > _KEPT_SEARCHES:
-                    self._searches.popitem(last=False)[1].cancel()
-            self._searches.move_to_end(key)
+            found = self._searches[key] = self._searches.pop(key, None) or create()  # the last one used is the last one
+            if len(self._searches) > _KEPT_SEARCHES:
+                self._searches.pop(next(iter(self._searches))).cancel()
             return found
 
     def close(self) -> None:

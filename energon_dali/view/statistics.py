@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from energon_dali.view.query import Ranges
 from energon_dali.view.scan import Scan
-from energon_dali.view.scan_filter import Ranges
 from energon_dali.view.scan_store import merge_ranges
 
 STATISTICS_SECONDS = 120.0

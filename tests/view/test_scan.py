@@ -13,8 +13,8 @@ from PIL import Image
 from energon_dali import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards import prepare_jsonl
+from energon_dali.view.query import SampleFilter, match_expression
 from energon_dali.view.scan import Scan, ScanProgress
-from energon_dali.view.scan_filter import SampleFilter, match_expression
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, merge_ranges
 from tests.av.corpus import audio_file, video_file
