@@ -34,7 +34,7 @@ def view(
     """
     _require_packages()
     from energon_dali.view.app import serve
-    from energon_dali.view.options import ViewOptions
+    from energon_dali.view.catalog import ViewOptions
     from energon_dali.view.site import Site
 
     options = ViewOptions(path, batch_size=batch_size or None, **given)
