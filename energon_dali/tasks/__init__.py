@@ -12,11 +12,10 @@ from energon_dali.lazy_names import import_name, names_of
 
 if TYPE_CHECKING:
     from energon_dali.tasks.checkpoint import load_task
-    from energon_dali.tasks.composition.compose import compose
-    from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
-    from energon_dali.tasks.core.decoder import make_decoder
-    from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
-    from energon_dali.tasks.core.task import OptimizerConfig, SchedulerConfig, TaskTransformer
+    from energon_dali.tasks.composition import compose
+    from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule
+    from energon_dali.tasks.instantiator import HydraInstantiator, Instantiator, make_decoder
+    from energon_dali.tasks.task import OptimizerConfig, SchedulerConfig, TaskTransformer
     from energon_dali.tasks.training import TrainResult, run
 
 __all__ = [

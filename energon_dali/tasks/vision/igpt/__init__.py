@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.lazy_names import import_name
 
 if TYPE_CHECKING:
-    from energon_dali.tasks.vision.igpt.config import ImageGPTDataConfig
-    from energon_dali.tasks.vision.igpt.data_module import ImageGPTDataModule
-    from energon_dali.tasks.vision.igpt.gpt2 import GPT2
+    from energon_dali.tasks.vision.gpt2 import GPT2
+    from energon_dali.tasks.vision.igpt.data import ImageGPTDataConfig, ImageGPTDataModule
+    from energon_dali.tasks.vision.igpt.model import GenerativePixelsTransformer, draw_pixels, quantize, to_images
     from energon_dali.tasks.vision.igpt.palette import learn_palette, stored_palette
-    from energon_dali.tasks.vision.igpt.sequence import draw_pixels, quantize, to_images
-    from energon_dali.tasks.vision.igpt.task import GenerativePixelsTransformer
 
 __all__ = [
     "GPT2",
