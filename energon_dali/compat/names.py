@@ -23,6 +23,7 @@ energon_dali.compat.documents: DatasetLoader FieldAccessError ModuleLoader colla
 energon_dali.compat.epath: DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR
 energon_dali.compat.factories: BaseCoreDatasetFactory BaseWebdatasetFactory DEFAULT_DECODER
     DefaultDecoderWebdatasetFactory DefaultGenericWebdatasetFactory StandardWebdatasetFactory
+energon_dali.compat.iterated: SavableDataset
 energon_dali.compat.loading: BasicDataLoader SavableDataLoader get_loader get_savable_loader get_train_dataset
     get_val_dataset get_val_datasets
 energon_dali.compat.media: AVDecoder GuessingHandlerWrapper VideoData

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from energon_dali import BatchDataset, MapDataset, SavableDataset, StateError, WorkerConfig, batch_list
-from energon_dali.compat.rng import WorkerRng
+from energon_dali.compat.state_values import from_plain, to_plain
+from energon_dali.compat.states import WorkerRng
 from energon_dali.compat.wrappers import BaseWrapperDataset
-from energon_dali.datasets.state_values import from_plain, to_plain
 from energon_dali.datasets.stream import StreamContext, StreamIterator
 
 

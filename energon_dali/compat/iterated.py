@@ -2,6 +2,8 @@
 
 Such a class says how one worker iterates. For each stream it is copied, with each dataset that it reads from replaced
 by one stream of that dataset. The copy is what iterates, and what saves and restores its state.
+
+Importing this module lets classes that derive from `SavableDataset` be such datasets.
 """
 
 from __future__ import annotations
@@ -9,29 +11,27 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_dali.datasets.state_values import from_plain, to_plain
+from energon_dali.compat.state_values import from_plain, to_plain
+from energon_dali.datasets.base import SavableDataset as SavableDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.shards.documents.state_entries import list_of
+from energon_dali.shards.documents.state_entries import flag_of, list_of, plain, state_of
 from energon_dali.task_encoder.context import running_stream
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
 
 RUNS = "_stream_copy"
 """Attribute of a copy that iterates one stream; its value is the number of the stream."""
 _ADAPTED = "_adapted_methods"
 
 
-def adapt(kind: type[SavableDataset[Any]], base: type[SavableDataset[Any]]) -> None:
+def adapt(kind: type[SavableDataset[Any]]) -> None:
     """Gives a class that defines `__iter__` instead of `open` the methods that it lacks.
 
     Args:
         kind: A new subclass.
-        base: The base class of all datasets.
     """
+    base: Any = SavableDataset
     own = dict(vars(kind))
     if kind.open is base.open:
         if "__iter__" not in own:
@@ -66,10 +66,16 @@ def _in_copy(method: Callable[..., Any], outside: Callable[..., Any]) -> Callabl
     return call
 
 
+def _fields(dataset: SavableDataset[Any]) -> tuple[str, ...]:
+    """Returns the names of the attributes that the state of a user's dataset holds, as in Energon."""
+    fields: tuple[str, ...] = getattr(dataset, "_savable_fields", ())
+    return fields
+
+
 def own_state(dataset: SavableDataset[Any]) -> State:
     """Returns the class and the fields of a stream's copy that `_savable_fields` names."""
     state: State = {"__class__": type(dataset).__name__}
-    for name in dataset._savable_fields:
+    for name in _fields(dataset):
         value = getattr(dataset, name)
         state[name] = value.save_state() if hasattr(value, "save_state") else copy.deepcopy(value)
     return state
@@ -83,7 +89,7 @@ def restore_own_state(dataset: SavableDataset[Any], state: State) -> None:
     """
     if not isinstance(state, dict) or state.get("__class__") != type(dataset).__name__:
         raise StateError(f"This is not a state of {type(dataset).__name__}: restore one that this dataset saved.")
-    for name in dataset._savable_fields:
+    for name in _fields(dataset):
         if name not in state:
             raise StateError(f"The state of {type(dataset).__name__} lacks the field {name}.")
         value = getattr(dataset, name)
@@ -95,8 +101,6 @@ def restore_own_state(dataset: SavableDataset[Any], state: State) -> None:
 
 def _sources(dataset: SavableDataset[Any]) -> list[tuple[str, Any]]:
     """Returns the attributes of a dataset that hold other datasets, by name."""
-    from energon_dali.datasets.base import SavableDataset
-
     found = []
     for name, value in vars(dataset).items():
         several = isinstance(value, (list, tuple)) and len(value) > 0
@@ -131,8 +135,6 @@ def _open(self: SavableDataset[Any], context: StreamContext) -> StreamIterator[A
 
 def _len_stream(self: SavableDataset[Any], stream: int) -> int:
     """Returns what `len_worker` returns for one stream."""
-    from energon_dali.datasets.base import SavableDataset
-
     if type(self).len_worker is SavableDataset.len_worker:
         return sum(child.len_stream(stream) for child in self.children)
     twin, _ = _stream_copy(self, StreamContext(stream))
@@ -146,8 +148,6 @@ def _stream_copy(dataset: SavableDataset[Any], context: StreamContext) -> tuple[
     Raises:
         ConfigError: An attribute of the dataset cannot be copied.
     """
-    from energon_dali.datasets.stream_view import StreamView  # a subclass of the base class, which imports this module
-
     views = [StreamView(child, context) for child in dataset.children]
     memo: dict[int, Any] = {id(child): view for child, view in zip(dataset.children, views, strict=True)}
     memo[id(dataset.worker_config)] = dataset.worker_config
@@ -207,3 +207,112 @@ class _CopyIterator(StreamIterator[Any]):
         self._elements = None
         for view in self._views:
             view.close()
+
+
+class StreamView(SavableDataset[Any]):
+    """One stream of another dataset, with Energon's methods: what a worker's copy reads from.
+
+    Args:
+        dataset: The other dataset.
+        context: The stream.
+    """
+
+    def __init__(self, dataset: SavableDataset[Any], context: StreamContext) -> None:
+        super().__init__(dataset.worker_config)
+        self._dataset = dataset
+        self._context = context
+        self.asked = False
+        """Whether the state was asked for."""
+        self.ended = False
+        """Whether the epoch is over, while what reads from here still empties its buffers."""
+        self.restored_at_end = False
+        """Whether it was restored in that situation: the first iteration yields nothing."""
+        self._iterator: StreamIterator[Any] | None = None
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return self._dataset.open(context)
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        return self._dataset.children
+
+    def len_stream(self, stream: int) -> int:
+        return self._dataset.len_stream(stream)
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return self._dataset.len_stream(self._context.stream)
+
+    def len_rank(self) -> int:
+        return self._dataset.len_rank()
+
+    def worker_has_samples(self) -> bool:
+        return self._dataset.len_stream(self._context.stream) > 0
+
+    def _open_once(self) -> StreamIterator[Any]:
+        if self._iterator is None:
+            self._iterator = self._dataset.open(self._context)
+        return self._iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._open_once()
+        if self.restored_at_end:
+            self.restored_at_end = False
+            return
+        self.ended = False
+        while True:
+            try:
+                element = next(iterator)
+            except StopIteration:
+                self.ended = True
+                return
+            yield element
+
+    def save_state(self) -> State:
+        self.asked = True
+        return {"ended": self.ended, "state": plain(self._open_once().state_dict())}
+
+    def restore_state(self, state: State) -> None:
+        self.close()
+        self.ended = self.restored_at_end = flag_of(state, "ended")
+        self._open_once().load_state_dict(state_of(state, "state"))
+
+    def reset_state_own(self) -> None:
+        """Starts again at the beginning."""
+        self.close()
+
+    def reset_state_deep(self) -> None:
+        """Starts again at the beginning."""
+        self.close()
+
+    def close(self) -> None:
+        """Lets the stream go."""
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None
+
+    def config(self) -> dict[str, Any]:
+        return self._dataset.config()
+
+    def can_restore_sample(self) -> bool:
+        return self._dataset.can_restore_sample()
+
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
+        return self._dataset.restore_sample(restore_key)
+
+    def describe(self) -> str:
+        return self._dataset.describe()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavableDataset[Any]:
+        return self
+
+
+def _init_subclass(cls: type[Any], /, **options: Any) -> None:
+    super(SavableDataset, cls).__init_subclass__(**options)
+    adapt(cls)
+
+
+# In a stream's copy, a class that has no state of its own saves the fields that `_savable_fields` names.
+_base: Any = SavableDataset
+_base.__init_subclass__ = classmethod(_init_subclass)
+_base.save_state = _in_copy(own_state, _base.save_state)
+_base.restore_state = _in_copy(restore_own_state, _base.restore_state)
