@@ -27,7 +27,7 @@ from benchmarks.machine import commit, describe_machine, describe_versions
 from energon_dali import DefaultTaskEncoder, Resize, SampleDecoder, VideoClips, WorkerConfig, batch_list
 from energon_dali.assembly.datasets import get_train_dataset
 from energon_dali.diagnosis.bench import bench, measure_loader
-from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
+from energon_dali.diagnosis.rates import Setting, usable_decoders, with_decoder
 from energon_dali.diagnosis.tune import tune, worker_counts
 from energon_dali.shards import prepare_dataset
 from energon_dali.shards.meta.dataset_config import sample_config, write_dataset_config

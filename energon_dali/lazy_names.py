@@ -5,7 +5,7 @@ The package has a stub, `__init__.pyi`, in which type checkers see the same name
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +16,13 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
     Args:
         package: Its name.
-        modules: The names of each of its modules, by the name of the module below the package.
+        modules: The names of each of its modules, by the name of the module below the package; ".name" is beside it.
     """
-    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+    homes = {
+        name: importlib.util.resolve_name(f".{module}", package)
+        for module, names in modules.items()
+        for name in names.split()
+    }
 
     def import_name(name: str) -> Any:
         """Returns the value of a name, which the package has from now on.

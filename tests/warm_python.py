@@ -50,8 +50,8 @@ IMPORTED = (
     "energon_dali",
     "energon_dali.loader",
     "energon_dali.shards.prepare",
-    "energon_dali.tasks.continuation",
-    "energon_dali.tasks.core.task",
+    "energon_dali.tasks.checkpoint",
+    "energon_dali.tasks.task",
     "energon_dali.tasks.train",
     "energon_dali.tasks.training",
 )

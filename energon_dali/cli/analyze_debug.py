@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from energon_dali.diagnosis.debug_logs import DebugLogs, Deliveries, find_logs, png
+from energon_dali.diagnosis.debug_logs import DebugLogs, Deliveries, find_logs
 from energon_dali.errors import ConfigError
-from energon_dali.shards.storage.atomic_file import write_atomically
+from energon_dali.shards.storage.atomic_file import atomic_file
 
 _MODES = ("train", "val")
 _SHOWN_RANKS = 16
@@ -84,7 +84,8 @@ def analyze_debug(
     for line in describe(found, files if force_loading_order else None):
         click.echo(line)
     image = found.heatmap(heatmap_samples, heatmap_steps, heatmap_gain, colours=not no_colors)
-    write_atomically(heatmap_path, png(image))
+    with atomic_file(heatmap_path) as unfinished:
+        image.save(unfinished, "PNG")
     click.echo(
         f"Wrote {heatmap_path}: {found.num_steps:,} steps from left to right, {found.num_samples:,} samples down."
     )

@@ -14,8 +14,7 @@ from energon_dali.shards.documents.byte_size import show_bytes
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.diagnosis.bench import BenchResult, OpenDataset
-    from energon_dali.diagnosis.rates import LoaderRate, StageRate
-    from energon_dali.diagnosis.settings import Setting
+    from energon_dali.diagnosis.rates import LoaderRate, Setting, StageRate
     from energon_dali.diagnosis.tune import TuneResult
 
 _WORKERS = click.IntRange(min=0)
@@ -50,7 +49,7 @@ def bench(
     --num-streams (default 8), so all settings load the same batches.
     """
     from energon_dali.diagnosis import bench as benching
-    from energon_dali.diagnosis.settings import Setting
+    from energon_dali.diagnosis.rates import Setting
     from energon_dali.diagnosis.tune import worker_counts
 
     job = _Job(path, given)
@@ -114,7 +113,7 @@ class _Job:
     """
 
     def __init__(self, path: str, given: dict[str, Any]) -> None:
-        from energon_dali.diagnosis.settings import STREAMS_PER_RANK
+        from energon_dali.diagnosis.rates import STREAMS_PER_RANK
         from energon_dali.task_encoder.default import DefaultTaskEncoder
 
         self._path = path
@@ -124,13 +123,13 @@ class _Job:
 
     def decoders(self) -> list[Any]:
         """Returns the decoders to measure; only the encoder's own where the data has no media."""
-        from energon_dali.diagnosis.settings import usable_decoders
+        from energon_dali.diagnosis.rates import usable_decoders
 
         return usable_decoders(self._encoder.decoder) if self._has_media() else ["own"]
 
     def _has_media(self) -> bool:
         from energon_dali.decode.part_kind import find_part_kind
-        from energon_dali.diagnosis.settings import Setting
+        from energon_dali.diagnosis.rates import Setting
         from energon_dali.diagnosis.step_plan import plan_steps
 
         plan = plan_steps(self.open(Setting(0)), range(1), unit="sample")
@@ -140,7 +139,7 @@ class _Job:
     @property
     def open(self) -> OpenDataset:
         """Opens the dataset for a setting."""
-        from energon_dali.diagnosis.settings import with_decoder
+        from energon_dali.diagnosis.rates import with_decoder
 
         def opened(setting: Setting) -> SavableDataset[Any]:
             encoder = with_decoder(self._encoder, setting.decoder)

@@ -1,6 +1,6 @@
-"""The options of commands that open a dataset as a training run would.
+"""What commands share about the dataset that they are given: its kind, its options, and how it is opened.
 
-Among them is `--encoder module:Class`, which names a task encoder.
+Among the options is `--encoder module:Class`, which names a task encoder.
 """
 
 from __future__ import annotations
@@ -8,14 +8,50 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from tqdm import tqdm
 
-from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError
+from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.plan.global_step import UNEVEN
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+
+
+def is_jsonl(path: str) -> bool:
+    """Returns whether a command was given a JSONL file, by its name."""
+    return path.rstrip("/").endswith(".jsonl")
+
+
+def is_metadataset(path: str) -> bool:
+    """Returns whether a path names a metadataset."""
+    return path.endswith(YAML_SUFFIXES)
+
+
+def all_parts(path: str, options: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the parts of the split of the dataset at a path.
+
+    Args:
+        path: A prepared folder, a metadataset or a JSONL file.
+        options: Keyword arguments of `WebdatasetFolder`.
+
+    Raises:
+        DatasetFormatError: It is not prepared, or its files are invalid.
+        StorageError: They cannot be read.
+    """
+    from energon_dali.metadataset.loader import load_dataset
+    from energon_dali.shards import WebdatasetFolder
+
+    if is_jsonl(path):
+        return ("train",)
+    if is_metadataset(path):
+        return tuple(getattr(load_dataset(path), "split_parts", ()))
+    return WebdatasetFolder(path, **options).split_parts
 
 
 def find_object(name: str, option: str) -> Any:
@@ -73,6 +109,33 @@ def code_options(command: FunctionT) -> FunctionT:
     )(command)
 
 
+def file_options(command: FunctionT) -> FunctionT:
+    """Adds --dataset-config, --split-config, --allow-imports and --allow-code to a command."""
+    command = click.option("--split-config", help="Name of the split file, if not split.yaml.")(code_options(command))
+    return click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")(command)
+
+
+@contextmanager
+def counting_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on stderr, if what happens inside takes more than two seconds.
+
+    Args:
+        what: What is done.
+        unit: What is counted.
+
+    Yields:
+        Takes the number of units that were done since the last call, and the number of all.
+    """
+    with tqdm(desc=what, unit=unit, unit_scale=True, delay=_SILENT_SECONDS) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        yield progress
+
+
+_SILENT_SECONDS = 2
 _COUNT = click.IntRange(min=1)
 _OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
     click.option("--split-part", help="Part of the split. [default: train, or val with --validation]"),

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def failures(paths: tuple[Path, ...], as_json: bool) -> None:
     """List the samples that a run dropped because of failures, by reason, from LOG_OR_STATE.
 
-    A debug log (.jsonl) lists all reasons, with WorkerConfig(worker_log_level=1, worker_debug_path=...), and so do
-    loader.stats().as_dict() as JSON and a saved state (.json, .pt, .pth), which keeps the 16 most frequent. A text log
-    has what was printed at the end of the run. Folders of these work too.
+    A debug log (.jsonl) lists all reasons, with WorkerConfig(worker_log_level=1, worker_debug_path=...), and so does
+    loader.stats().as_dict() as JSON. A saved state (.json, .pt, .pth) has the 16 most frequent, and so has a text log,
+    in the lines of JSON that loaders print. Folders of these work too.
 
     For each reason there are the number of samples, the first of them, and the command that shows it.
     """

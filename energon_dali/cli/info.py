@@ -8,14 +8,22 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.single_file import describe_jsonl, describe_metadataset, is_jsonl, is_metadataset
-from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.cli.dataset_options import is_jsonl, is_metadataset
+from energon_dali.errors import ConfigError, DatasetFormatError, EnergonDaliError
 from energon_dali.loader.state_file import SUFFIXES
+from energon_dali.metadataset.loader import load_dataset
+from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
+from energon_dali.metadataset.resolve import count_samples
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
 from energon_dali.shards.documents.byte_size import show_bytes
 from energon_dali.shards.meta.document import META
 
 _USUAL_ORDER = ("train", "val", "test")
+_MODES = {
+    "none": "one dataset",
+    "weights": "drawn by weight, indefinitely",
+    "repetitions": "each sample this often per epoch",
+}
 
 
 @click.command("info")
@@ -78,3 +86,65 @@ def describe(folder: WebdatasetFolder) -> Iterator[str]:
         shards = len(set(ranges.shard.tolist()))
         share = 100 * ranges.num_samples / total if total else 0.0
         yield f"    {part}: {ranges.num_samples:,} samples ({share:.1f}%) in {shards:,} shards"
+
+
+def describe_jsonl(file: JsonlFile) -> Iterator[str]:
+    """Yields lines about a JSONL file.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    yield f"Dataset {file.name}"
+    yield f"  Path:        {file.path}"
+    yield f"  Samples:     {file.num_samples:,}"
+    yield f"  Size:        {show_bytes(file.storage_path.size())} in 1 file"
+    yield "  Sample type: CrudeSample, with the part json"
+    yield f"  Index:       {file.name}.idx, {file.uuid}"
+    yield "  Splits:      none: every part is the whole file"
+
+
+def describe_metadataset(path: str) -> Iterator[str]:
+    """Yields lines about a metadataset: the datasets of each split, and their parts in the whole.
+
+    Raises:
+        DatasetError: It cannot be understood.
+        ConfigError: A nested metadataset lacks a split.
+        StorageError: A file cannot be read.
+    """
+    loader = load_dataset(path)
+    yield f"Metadataset {path}"
+    for split in getattr(loader, "split_parts", ()):
+        blend = loader.resolve(split)
+        yield f"  {split}: {len(blend.sources)} datasets, {_MODES[blend.mode]}"
+        if blend.schedule is not None:
+            last = blend.schedule.points[-1].at
+            yield f"    These are the parts at the beginning. They change over {blend.schedule.over}, until {last:,}."
+        yield from (f"    {line}" for line in _table(blend))
+
+
+def _table(blend: ResolvedBlend) -> list[str]:
+    rows = [("part", "samples", "split", "dataset")]
+    for source in blend.sources:
+        rows.append((_part(source), _count(source), source.split_part, _name(source)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
+
+
+def _part(source: SourceReference) -> str:
+    if source.weight is not None:
+        return f"{source.weight:.2%}"
+    return "" if source.repetitions is None else f"{source.repetitions:g} x"
+
+
+def _count(source: SourceReference) -> str:
+    try:
+        return f"{count_samples(source):,}"
+    except (EnergonDaliError, OSError) as error:
+        return f"? ({type(error).__name__})"
+
+
+def _name(source: SourceReference) -> str:
+    if source.join is None:
+        return source.path
+    others = [f"{column.path} ({column.nonmatch})" for column in source.join.columns[1:]]
+    return " + ".join([source.path, *others])

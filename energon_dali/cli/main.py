@@ -1,36 +1,41 @@
-"""The `energon-dali` command: prepares, describes and checks datasets, and trains tasks."""
+"""The `energon-dali` command: prepares, describes and checks datasets, and trains tasks.
+
+The commands that only read options and hand them on are here as well.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import click
 
 from energon_dali import __version__
 from energon_dali.calls import describe_nearest
-from energon_dali.errors import EnergonDaliError
+from energon_dali.errors import EnergonDaliError, StorageError
 
 _HOMES = {
     "analyze-debug": "analyze_debug:analyze_debug",
     "bench": "bench:bench",
     "checkpoint": "checkpoint:checkpoint",
     "demo-data": "demo_data:demo_data",
-    "doctor": "doctor:doctor",
+    "doctor": "main:doctor",
     "failures": "failures:failures",
     "info": "info:info",
-    "lint": "lint.command:lint",
-    "mount": "mount.command:mount",
+    "lint": "preview:lint",
+    "mount": "mount:mount",
     "pack": "pack:pack",
     "plan": "plan:plan",
     "prepare": "prepare:prepare",
-    "prepare-media": "prepare_media:prepare_media",
+    "prepare-media": "prepare:prepare_media",
     "preview": "preview:preview",
     "seen": "seen:seen",
-    "train": "train:train",
+    "train": "main:train",
     "tune": "bench:tune",
     "view": "view:view",
 }
@@ -86,3 +91,45 @@ class _Commands(click.Group):
 @click.version_option(__version__, "-V", "--version", prog_name="energon-dali")
 def main() -> None:
     """Prepare and inspect datasets of tar shards, and train tasks on them."""
+
+
+@click.command("doctor")
+@click.option(
+    "--device",
+    "wanted",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="What must work: the CPU path (auto, cpu) or the GPU path; cpu does not check the GPU.",
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it to a file.")
+def doctor(wanted: Any, json_file: Path | None) -> None:
+    """Say what this machine has and lacks for decoding, and what to do about it.
+
+    Decodes an image and a video on each device and runs a kernel, each in its own process. The exit status is 1 if the
+    path that --device asks for does not work.
+    """
+    from energon_dali.diagnosis import Host, diagnose
+    from energon_dali.shards.storage.atomic_file import write_atomically
+
+    diagnosis = diagnose(Host(), wanted)
+    for line in diagnosis.lines():
+        click.echo(line)
+    if json_file is not None:
+        try:
+            write_atomically(json_file, (json.dumps(diagnosis.to_json(), indent=1) + "\n").encode())
+        except StorageError as error:
+            raise click.ClickException(f"--json {json_file} cannot be written. {error}") from error
+    sys.exit(not diagnosis.works)
+
+
+@click.command(
+    "train", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def train(arguments: tuple[str, ...]) -> None:
+    """Train a task on a dataset: +task=NAME +dataset=NAME. The same as python -m energon_dali.tasks.train."""
+    from energon_dali.tasks.train import command
+
+    sys.argv = ["energon-dali train", *arguments]
+    command()

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
-from energon_dali.cli.dataset_options import dataset_options, find_object, open_dataset
+from energon_dali.cli.dataset_options import counting_bar, dataset_options, find_object, open_dataset
 from energon_dali.diagnosis.plan_difference import PlanComparison, PlanDifference, StepDifference
-from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps
+from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps, uncooked_encoder
 from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.state_file import find_state_files, read_state_file
@@ -25,8 +24,6 @@ _SHOWN_STEPS = 10
 """Most steps of a difference that are shown as text; JSON has all of them."""
 _SHOWN_OF_DIFFERENCE = 8
 """Most samples of a step that are shown for each side of a difference."""
-_SILENT_SECONDS = 2
-"""How long planning may take before a progress bar is shown."""
 
 
 class _Steps(click.ParamType[range]):
@@ -46,18 +43,7 @@ class _Steps(click.ParamType[range]):
         return range(first, last + 1)
 
 
-_ARGUMENTS = "energon_dali.cli.plan.arguments"
-
-
-class _Plan(click.Command):
-    """Keeps its arguments, which `--diff` changes."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_ARGUMENTS] = list(args)
-        return super().parse_args(ctx, args)
-
-
-@click.command("plan", cls=_Plan)
+@click.command("plan")
 @click.argument("path")
 @click.option("--step", "steps", type=_Steps(), required=True, help="A step, or a range with its last step included.")
 @click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of the job.")
@@ -161,25 +147,10 @@ def other_options(context: click.Context, diff: str) -> dict[str, Any]:
         words = shlex.split(diff)
     except ValueError as error:
         raise ConfigError(f"--diff {diff!r} cannot be split into options: {error}. Close the quotation.") from error
-    own = context.meta[_ARGUMENTS]
-    replaced = {word.partition("=")[0] for word in words} & {"--state", "--rank"}  # which may be repeated
-    for name in ("--diff", "--diff-path", *replaced):
-        own = _without(own, name)
     try:
-        return dict(plan.make_context("--diff", [*own, *words]).params)
+        return dict(plan.make_context("--diff", [context.params["path"], *words], default_map=context.params).params)
     except click.ClickException as error:
         raise ConfigError(f"--diff {diff!r}: {error.format_message()}") from error
-
-
-def _without(arguments: list[str], name: str) -> list[str]:
-    """Returns arguments without an option and its values."""
-    kept = []
-    is_value = False
-    for word in arguments:
-        if not is_value and word != name and not word.startswith(f"{name}="):
-            kept.append(word)
-        is_value = not is_value and word == name
-    return kept
 
 
 def make_plan(
@@ -200,21 +171,11 @@ def make_plan(
         DatasetError: The dataset cannot be read.
         StateError: A state is of another dataset, or after the steps.
     """
-    from energon_dali.task_encoder.cooking import Cooker
-    from energon_dali.task_encoder.default import DefaultTaskEncoder
-
-    encoder: DefaultTaskEncoder[Any, Any, Any, Any] | None = None
-    if dataset["encoder"] is None:  # crude samples are planned without the cookers of the training run
-        encoder = DefaultTaskEncoder()
-        encoder.cookers = [Cooker(_as_they_are)]
+    # Crude samples are planned without the cookers of the training run.
+    encoder = uncooked_encoder() if dataset["encoder"] is None else None
     opened = open_dataset(path, dataset, world_size=world_size, num_workers=num_workers, encoder=encoder)
     states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
-    with tqdm(desc="Planning", unit="step", unit_scale=True, delay=_SILENT_SECONDS) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done)
-
+    with counting_bar("Planning", "step") as progress:
         return plan_steps(
             opened,
             steps,
@@ -224,10 +185,6 @@ def make_plan(
             count_tokens=None if tokens is None else find_object(tokens, "--tokens"),
             progress=progress,
         )
-
-
-def _as_they_are(sample: Any) -> Any:
-    return sample
 
 
 def describe(steps: StepPlan) -> Iterator[str]:

@@ -1,22 +1,27 @@
-"""`energon-dali prepare`: turns a folder of tar shards into a dataset."""
+"""`energon-dali prepare` turns a folder of tar shards into a dataset; `prepare-media` describes the media of one."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+from tqdm import tqdm
 
+from energon_dali.cli.dataset_options import is_jsonl, is_metadataset
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options
-from energon_dali.cli.single_file import index_joins, index_jsonl, is_jsonl, is_metadataset
-from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
+from energon_dali.metadataset.loader import prepare_metadataset
+from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset, prepare_jsonl
+from energon_dali.shards.index.jsonl_index import index_path
 from energon_dali.shards.meta.dataset_config import CRUDE, check_config_name, write_dataset_config
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
+from energon_dali.shards.prepare.media_tables import add_media_metadata
 from energon_dali.shards.prepare.parallel import usable_workers
 from energon_dali.shards.prepare.split_plan import find_shards, parse_ratio
 
@@ -120,6 +125,56 @@ def prepare(path: str, **given: object) -> None:
     _report_split(result, ratio)
     _write_config(root, result, options)
     click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
+
+
+def index_jsonl(path: str, *, progress: bool, overwrite: bool, non_interactive: bool) -> None:
+    """Indexes a JSONL file, and says what it found.
+
+    Args:
+        path: The file.
+        progress: Show a progress bar.
+        overwrite: Index it again without asking.
+        non_interactive: Ask nothing.
+
+    Raises:
+        click.ClickException: It is indexed, and must not be again.
+        DatasetFormatError: There is no such file, or no line in it.
+        StorageError: It cannot be read, or the index not written.
+    """
+    if index_path(StoragePath.of(path)).is_file() and not overwrite:
+        if non_interactive:
+            raise click.ClickException("The file has already been prepared. Use --force-overwrite to do it again.")
+        if not click.confirm("It seems the file had already been prepared. Do you want to continue?"):
+            return
+    with tqdm(desc="Indexing lines", unit="B", unit_scale=True, disable=not progress) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        result = prepare_jsonl(path, progress=show)
+    if result.doubtful:
+        numbers = ", ".join(map(str, result.first_doubtful))
+        more = ", ..." if result.doubtful > len(result.first_doubtful) else ""
+        click.echo(
+            f"{result.doubtful:,} lines do not begin with {{ and end with }}, and will fail if they are not JSON: "
+            f"{numbers}{more} (counted from 0 without blank lines).",
+            err=True,
+        )
+    click.echo(f"Done. Prepared {result.num_samples:,} samples.")
+
+
+def index_joins(path: str) -> None:
+    """Builds the join indices of a metadataset and says so.
+
+    Raises:
+        DatasetError: It cannot be understood, or its datasets cannot be joined.
+        StorageError: A file cannot be read or written.
+    """
+    indices = prepare_metadataset(path)
+    for index in indices:
+        click.echo(f"- {index}")
+    click.echo("Done. The joins are indexed." if indices else "Done. There is nothing to prepare.")
 
 
 def _check_type(options: PrepareOptions) -> None:
@@ -241,3 +296,29 @@ def _write_config(root: StoragePath, result: PrepareResult, options: PrepareOpti
         return
     config = make_config(root, options.sample_type, options.field_map, names, interactive=not options.non_interactive)
     write_dataset_config(root, config, options.dataset_yaml_name)
+
+
+@click.command("prepare-media")
+@click.argument("path")
+@click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
+@scan_options
+@media_options
+@click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the table while it is built.")
+def prepare_media(
+    path: str,
+    progress: bool,
+    num_workers: int,
+    media_metadata_by_glob: str | None,
+    media_metadata_by_header: bool,
+    media_metadata_by_extension: bool,
+    **given: Any,
+) -> None:
+    """Describe the media (sizes, formats, durations) of the prepared dataset or plain folder at PATH."""
+    from energon_dali.decode.media_filter import MediaFilter  # lazy: imports PIL, and `--help` should not wait for it
+
+    media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
+    if media is None:
+        raise click.UsageError("Give one of --media-metadata-by-glob, -by-header and -by-extension.")
+    shown = progress_bar if progress else None
+    count = add_media_metadata(path, media, num_workers=usable_workers(num_workers), progress=shown, **given)
+    click.echo(f"Done. Described {count:,} media.")

@@ -1,8 +1,9 @@
-"""`energon-dali preview`: shows samples of a dataset in the terminal."""
+"""`energon-dali preview` shows samples in the terminal, and `lint` looks for those that training would lose."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_dali.cli.dataset_options import code_options
+from energon_dali.cli.dataset_options import all_parts, file_options
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
 from energon_dali.samples.transfer import attributes_of
@@ -25,14 +26,12 @@ _SHADES = " .:-=+*#%@"
 @click.command("preview")
 @click.argument("path")
 @click.option("--split-parts", default="train", show_default=True, metavar="A,B", help="Parts of the split.")
-@click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
-@click.option("--split-config", help="Name of the split file, if not split.yaml.")
 @click.option("--index", type=click.IntRange(min=0), help="Show the sample with this index in the whole dataset.")
 @click.option("--count", type=click.IntRange(min=1), help="Show this many samples, without asking.")
 @click.option(
     "--width", type=click.IntRange(min=2), default=64, show_default=True, help="Letters per line of an image."
 )
-@code_options
+@file_options
 def preview(path: str, split_parts: str, index: int | None, count: int | None, width: int, **given: Any) -> None:
     """Show the samples of the dataset, the metadataset (.yaml), or the .jsonl file at PATH, one after the other.
 
@@ -161,3 +160,42 @@ def draw(image: Image, width: int, *, colours: bool) -> Iterator[str]:
             upper, lower = (";".join(str(level) for level in pixels[at : at + 3]) for at in (top, bottom))
             line += f"\x1b[38;2;{upper};48;2;{lower}m\u2580"
         yield f"    {line}\x1b[0m"
+
+
+@click.command("lint")
+@click.argument("path")
+@click.option("--split-parts", metavar="A,B", help="Parts of the split; default is all.")
+@click.option(
+    "--decoder",
+    type=click.Choice(["pil", "dali"]),
+    default="pil",
+    show_default=True,
+    help="Decode images with PIL, or with DALI as a DaliDecoder does.",
+)
+@click.option("--parallel", type=click.IntRange(min=1, max=1024), default=1, show_default=True, help="Processes.")
+@file_options
+def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **given: Any) -> None:
+    """Look for errors in the dataset, the metadataset (.yaml), or the .jsonl file at PATH.
+
+    Compares the indices with the shards, and reads and decodes every sample of the split as a loader would. Names each
+    sample that fails, with its shard and the reason; the exit status is then 1. Audio and video are decoded to the
+    end with PyAV. Cookers and other hooks do not run.
+    """
+    # Imported only here: the other commands start without the loader.
+    from energon_dali.diagnosis.lint import LintJob, Report, join_reports, run_share
+    from energon_dali.shards.prepare.parallel import map_in_order
+
+    options = {name: value for name, value in given.items() if value}
+    parts = tuple(split_parts.split(",")) if split_parts else all_parts(path, options)
+    job = LintJob(path, parts, decoder, options, parallel)
+    reports: list[Report] = []
+    for share in map_in_order(functools.partial(run_share, job), range(parallel), parallel):
+        reports = share if not reports else [join_reports(*pair) for pair in zip(reports, share, strict=True)]
+    for report in reports:
+        count = "" if report.num_samples is None else f"{report.num_samples:,} samples, "
+        click.echo(f"{report.name}: {count}errors: {len(report.flaws):,}")
+        for flaw in sorted(report.flaws, key=lambda flaw: (flaw.shard, flaw.key)):
+            click.echo(str(flaw))
+    if any(report.flaws for report in reports):
+        raise SystemExit(1)
+    click.echo("Done. Nothing is wrong.")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
 
-from energon_dali.cli.dataset_options import code_options, find_encoder
+from energon_dali.cli.dataset_options import code_options, counting_bar, find_encoder
 from energon_dali.errors import ConfigError
 from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import source_config
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from energon_dali.diagnosis.seen_samples import SeenSamples
 
 _ROWS_AT_ONCE = 65_536
-_SILENT_SECONDS = 2
-"""How long counting may take before a progress bar is shown."""
 
 
 @click.command("seen")
@@ -44,10 +41,8 @@ def seen(
     path: str,
     output: Path,
     keys: bool,
-    split_part: str | None,
     encoder: str | None,
-    allow_imports: bool,
-    allow_code: bool,
+    **given: Any,
 ) -> None:
     """Write which samples a checkpoint has seen, and how often, into a Parquet file.
 
@@ -58,20 +53,8 @@ def seen(
 
     parquet = _parquet()
     states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
-    dataset = open_dataset_of(
-        merge_states(states),
-        path,
-        split_part=split_part,
-        task_encoder=find_encoder(encoder),
-        allow_imports=allow_imports,
-        allow_code=allow_code,
-    )
-    with tqdm(desc="Counting", unit="sample", unit_scale=True, delay=_SILENT_SECONDS) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done)
-
+    dataset = open_dataset_of(merge_states(states), path, task_encoder=find_encoder(encoder), **given)
+    with counting_bar("Counting", "sample") as progress:
         found = find_seen(dataset, states, progress=progress)
     num_rows = write_parquet(found, output, parquet, keys=keys)
     for line in describe(found, num_rows, output):
@@ -110,7 +93,8 @@ def open_dataset_of(
         state: A state of a job with global batches.
         path: The dataset, metadataset or JSONL.
         split_part: Part of the split; None is that of the state.
-        task_encoder: The encoder of the job; None is one without hooks.
+        task_encoder: The encoder of the job; None is one without hooks: crude samples are counted
+            without the cookers of the job.
         allow_imports: Import what the dataset names, as in `get_train_dataset`.
         allow_code: Run code that is in the dataset, as there.
 
@@ -120,21 +104,17 @@ def open_dataset_of(
     """
     from energon_dali.assembly.datasets import get_train_dataset, get_val_dataset
     from energon_dali.diagnosis.seen_samples import refuse_streams
-    from energon_dali.task_encoder.cooking import Cooker
-    from energon_dali.task_encoder.default import DefaultTaskEncoder
+    from energon_dali.diagnosis.step_plan import uncooked_encoder
     from energon_dali.worker_config import WorkerConfig
 
     refuse_streams(state)
     config = source_config(unpack_config(state))
     inner = config.get("inner")
     first = inner[0] if inner else config
-    if task_encoder is None:  # crude samples are counted without the cookers of the job
-        task_encoder = DefaultTaskEncoder()
-        task_encoder.cookers = [Cooker(_as_they_are)]
     order = first["order"]
     options: dict[str, Any] = {
         "worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=first["seed"]),
-        "task_encoder": task_encoder,
+        "task_encoder": task_encoder or uncooked_encoder(),
         "batch_size": 1,
         "global_batch_size": state["global_batch"][0],
         "batch_drop_last": config["drop_last"],
@@ -154,10 +134,6 @@ def open_dataset_of(
         shuffle_over_epochs_multiplier=order["shuffle_over_epochs"],
         **options,
     )
-
-
-def _as_they_are(sample: Any) -> Any:
-    return sample
 
 
 def write_parquet(found: SeenSamples, output: Path, parquet: Any, *, keys: bool) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from energon_dali.cli.dataset_options import code_options
+from energon_dali.cli.dataset_options import file_options
 
 
 @click.command("view")
@@ -17,9 +17,7 @@ from energon_dali.cli.dataset_options import code_options
 @click.option("--split-part", default="train", show_default=True, help="Part of the split, for the encoder's batch.")
 @click.option("--batch-size", type=click.IntRange(min=0), default=4, show_default=True, help="0: the encoder groups.")
 @click.option("--packing-buffer-size", type=click.IntRange(min=1), help="Samples from which the encoder chooses packs.")
-@click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
-@click.option("--split-config", help="Name of the split file, if not split.yaml.")
-@code_options
+@file_options
 def view(
     path: str,
     port: int,

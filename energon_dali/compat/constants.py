@@ -1,13 +1,18 @@
-"""The constants of Energon: names of files, kinds of decoding, and what is installed."""
+"""The constants, type variables and loggers of Energon's modules, and its warnings about what is deprecated."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 import tempfile
+import warnings
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
+from energon_dali.compat.names import TYPE_VARIABLE
 from energon_dali.decode.spec import AVDecode, ImageDecode
 from energon_dali.errors import FatalSampleError
 
@@ -47,3 +52,41 @@ class MediaMetadataType(str, Enum):
 
 class GcFreezeError(FatalSampleError):
     """Energon raises it where garbage collection fails; this package never does."""
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
+    """Warns with a FutureWarning, which Python shows by default.
+
+    Args:
+        reason: What to do instead.
+        stacklevel: Which caller's line the warning names.
+    """
+    warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
+
+
+def deprecated(reason: str) -> Callable[[_F], _F]:
+    """Returns a decorator of functions whose calls warn."""
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            warn_deprecated(f"{function.__name__} is deprecated: {reason}", stacklevel=2)
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+_made: dict[str, Any] = {"logger": logging.getLogger("energon_dali.compat"), "P": ParamSpec("P")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _made and not TYPE_VARIABLE.fullmatch(name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _made:
+        _made[name] = TypeVar(name)
+    return _made[name]

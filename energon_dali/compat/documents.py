@@ -13,8 +13,8 @@ from typing import Any
 
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory, StandardWebdatasetFactory
+from energon_dali.compat.other_factories import DefaultCrudeJsonlDatasetFactory
 from energon_dali.compat.structs import EnergonDatasetType, get_dataset_type
-from energon_dali.compat.typed_factories import DefaultCrudeJsonlDatasetFactory
 from energon_dali.datasets.load_sample import parse_field_map
 from energon_dali.errors import ConfigError, DatasetFormatError, SampleException
 from energon_dali.metadataset import loader

@@ -74,18 +74,29 @@ BaseCoreDatasetFactory.register(SourceFactory)  # what build hooks of task encod
 
 
 class OwnDatasetFactory(BaseCoreDatasetFactory[T_sample]):
-    """What the factories of this package have in common: their rows are put into order alike."""
+    """What the factories of this package have in common: their rows are put into order alike.
+
+    Args:
+        training: Whether the samples are shuffled and repeated.
+        worker_config: The job.
+        shuffle_over_epochs: Number of epochs whose slices are shuffled together; -1 draws with replacement; None keeps
+            file order.
+        parallel_shard_iters: Slices that are read in turn; None chooses.
+        max_samples_per_sequence: Most samples that are read in file order; None is a whole shard.
+        subset: Part of the samples.
+    """
 
     path: EPath
 
-    def _keep(
+    def __init__(
         self,
+        *,
         training: bool,
         worker_config: WorkerConfig,
-        shuffle_over_epochs: int | None,
-        parallel_shard_iters: int | None,
-        max_samples_per_sequence: int | None,
-        subset: DatasetSubset | None,
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: DatasetSubset | None = None,
     ) -> None:
         self.training = training
         self.worker_config = worker_config
@@ -140,15 +151,9 @@ class BaseWebdatasetFactory(OwnDatasetFactory[T_sample], WebdatasetPreparator):
     Args:
         path: The folder.
         split_part: Such as "train".
-        training: Whether the samples are shuffled and repeated.
-        worker_config: The job.
-        shuffle_over_epochs: Number of epochs whose slices are shuffled together; -1 draws with replacement; None keeps
-            file order.
-        parallel_shard_iters: Slices that are read in turn; None chooses.
-        max_samples_per_sequence: Most samples that are read in file order; None is a whole shard.
-        subset: Part of the samples.
         split_config: Name of the split file; None takes split.yaml or split.json.
         part_filter: Returns whether a part is read, by its name.
+        **order: Arguments of OwnDatasetFactory: training, worker_config, shuffle_over_epochs and others.
 
     Raises:
         ConfigError: The class has no `__sample_type__`.
@@ -162,14 +167,9 @@ class BaseWebdatasetFactory(OwnDatasetFactory[T_sample], WebdatasetPreparator):
         path: EPath,
         *,
         split_part: str,
-        training: bool,
-        worker_config: WorkerConfig,
-        shuffle_over_epochs: int | None = 1,
-        parallel_shard_iters: int | None = None,
-        max_samples_per_sequence: int | None = None,
-        subset: DatasetSubset | None = None,
         split_config: str | None = None,
         part_filter: PartFilter | None = None,
+        **order: Any,
     ) -> None:
         if self.__sample_type__ is None:
             raise ConfigError(f"{type(self).__qualname__} has no __sample_type__: set it to the class of its samples.")
@@ -179,7 +179,7 @@ class BaseWebdatasetFactory(OwnDatasetFactory[T_sample], WebdatasetPreparator):
         self.split_part = split_part
         self.split_config = split_config
         self.part_filter = part_filter
-        self._keep(training, worker_config, shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset)
+        super().__init__(**order)
 
     @classmethod
     def open_folder(cls, path: str, options: Mapping[str, Any]) -> BaseWebdatasetFactory[T_sample]:

@@ -14,8 +14,8 @@ import os
 import sys
 from typing import Any
 
+from energon_dali.compat import install
 from energon_dali.compat.finder import ROOT
-from energon_dali.compat.install import install
 
 _PROGRAM = "ENERGON_DALI_COMPAT_PROGRAM"
 """Set for processes that the program spawns: "module NAME" or "file PATH"."""

@@ -43,8 +43,6 @@ class TransformMapper(ABC):
         transform: The transform of torchvision.
     """
 
-    source_name = ""
-    """Name of torchvision's class."""
     of_image = False
     """Whether the transform is applied to a PIL image, and not to a tensor."""
 
@@ -65,7 +63,7 @@ class TransformMapper(ABC):
 
     def fill(self) -> Any:
         """Returns the value of pixels outside the image, None if there are none."""
-        return None
+        return getattr(self.transform, "fill", None)
 
     def interpolation(self) -> Any:
         """Returns how pixels are computed, None if it does not matter."""
@@ -124,8 +122,6 @@ def _size_of(size: Any) -> Size:
 class ResizeMapper(TransformMapper):
     """torchvision's Resize."""
 
-    source_name = "Resize"
-
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         size = self.transform.size
         if isinstance(size, int) or len(size) == 1:
@@ -148,8 +144,6 @@ class ResizeMapper(TransformMapper):
 class RandomResizedCropMapper(TransformMapper):
     """torchvision's RandomResizedCrop."""
 
-    source_name = "RandomResizedCrop"
-
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         shape = torch.empty(1).expand(int(dst_size[0]), int(dst_size[1]))
         top, left, height, width = self.transform.get_params(shape, self.transform.scale, self.transform.ratio)
@@ -161,8 +155,6 @@ class RandomResizedCropMapper(TransformMapper):
 class CenterCropMapper(TransformMapper):
     """torchvision's CenterCrop."""
 
-    source_name = "CenterCrop"
-
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         new = _size_of(self.transform.size)
         top, left = (round(float(old - wanted) / 2.0) for old, wanted in zip(dst_size, new, strict=True))
@@ -171,8 +163,6 @@ class CenterCropMapper(TransformMapper):
 
 class RandomCropMapper(TransformMapper):
     """torchvision's RandomCrop."""
-
-    source_name = "RandomCrop"
 
     def fill(self) -> Any:
         padded = self.transform.padding is not None or self.transform.pad_if_needed
@@ -215,8 +205,6 @@ class _FlipMapper(TransformMapper):
 class RandomHorizontalFlipMapper(_FlipMapper):
     """torchvision's RandomHorizontalFlip."""
 
-    source_name = "RandomHorizontalFlip"
-
     def _flip(self, size: Size) -> Matrix:
         return self.translate(float(size[1]), 0) @ self.hflip()
 
@@ -224,19 +212,12 @@ class RandomHorizontalFlipMapper(_FlipMapper):
 class RandomVerticalFlipMapper(_FlipMapper):
     """torchvision's RandomVerticalFlip."""
 
-    source_name = "RandomVerticalFlip"
-
     def _flip(self, size: Size) -> Matrix:
         return self.translate(0, float(size[0])) @ self.vflip()
 
 
 class RandomRotationMapper(TransformMapper):
     """torchvision's RandomRotation."""
-
-    source_name = "RandomRotation"
-
-    def fill(self) -> Any:
-        return self.transform.fill
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         degrees = float(self.transform.get_params(self.transform.degrees))
@@ -259,11 +240,6 @@ class RandomRotationMapper(TransformMapper):
 class RandomPerspectiveMapper(TransformMapper):
     """torchvision's RandomPerspective."""
 
-    source_name = "RandomPerspective"
-
-    def fill(self) -> Any:
-        return self.transform.fill
-
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         if torch.rand(1) >= self.transform.p:
             return matrix, dst_size, None
@@ -282,16 +258,20 @@ def _homography(starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float
     return np.append(solved, 1.0).reshape(3, 3)
 
 
-_MAPPERS: tuple[type[TransformMapper], ...] = (
-    ResizeMapper,
-    RandomResizedCropMapper,
-    CenterCropMapper,
-    RandomCropMapper,
-    RandomHorizontalFlipMapper,
-    RandomVerticalFlipMapper,
-    RandomRotationMapper,
-    RandomPerspectiveMapper,
-)
+_MAPPERS: dict[str, type[TransformMapper]] = {
+    kind.__name__.removesuffix("Mapper"): kind
+    for kind in (
+        ResizeMapper,
+        RandomResizedCropMapper,
+        CenterCropMapper,
+        RandomCropMapper,
+        RandomHorizontalFlipMapper,
+        RandomVerticalFlipMapper,
+        RandomRotationMapper,
+        RandomPerspectiveMapper,
+    )
+}
+"""By the name of torchvision's class."""
 
 
 class MergeTransform(torch.nn.Module):
@@ -365,12 +345,12 @@ def _mapper(transform: Any) -> TransformMapper:
     if isinstance(transform, TransformMapper):
         return transform
     names = {base.__name__ for base in type(transform).__mro__}
-    for kind in _MAPPERS:
-        if kind.source_name in names:
+    for name, kind in _MAPPERS.items():
+        if name in names:
             return kind(transform)
     raise ConfigError(
         f"MergeTransform was given a {type(transform).__name__}: give torchvision's "
-        f"{', '.join(kind.source_name for kind in _MAPPERS)}, or a CustomTransform."
+        f"{', '.join(_MAPPERS)}, or a CustomTransform."
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from energon_dali.compat.deprecation import warn_deprecated
+from energon_dali.compat.constants import warn_deprecated
+from energon_dali.compat.iterated import SavableDataset
 from energon_dali.compat.samples import add_sample_restore_key, get_sample_restore_key
 from energon_dali.compat.states import FlexState, Savable
-from energon_dali.datasets.base import PassThroughDataset, SavableDataset
+from energon_dali.datasets.base import PassThroughDataset
 from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.task_encoder.context import sample_context

@@ -10,7 +10,6 @@ from typing import Any, Generic, NoReturn, TypeVar
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
-from energon_dali.datasets.iterated import RUNS, adapt, own_state, restore_own_state
 from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding, refuse_trainer
 from energon_dali.datasets.restore_key import try_restore
@@ -45,13 +44,6 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
 
     runs_in_rank = False
     """Whether this dataset has to run in the rank's process, because it uses the device or the order of the rank."""
-
-    _savable_fields: tuple[str, ...] = ()
-    """Names of the attributes that the state of a user's dataset with an `__iter__` of its own holds, as in Energon."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        adapt(cls, SavableDataset)  # type: ignore[type-abstract]
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
@@ -247,19 +239,16 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         self._live().load_state_dict(state)
 
     def save_state(self) -> State:
-        """Returns the same as `state_dict`; in a copy that iterates one stream, its own fields."""
-        return own_state(self) if RUNS in self.__dict__ else self.state_dict()
+        """Returns the same as `state_dict`."""
+        return self.state_dict()
 
     def restore_state(self, state: State) -> None:
-        """Does the same as `load_state_dict`; in a copy that iterates one stream, sets its own fields.
+        """Does the same as `load_state_dict`.
 
         Raises:
             StateError: The state is of another dataset, or iteration has begun.
         """
-        if RUNS in self.__dict__:
-            restore_own_state(self, state)
-        else:
-            self.load_state_dict(state)
+        self.load_state_dict(state)
 
     def reset_state_own(self) -> None:
         """Does nothing: each stream begins with a new iterator. Energon's datasets define it."""

@@ -82,13 +82,13 @@ class DebugLog:
         if worker_path is not None:
             self._write({**values, "event": "logged"}, worker_path)
 
-    def failures(self, groups: list[dict[str, Any]]) -> None:
+    def failures(self, entry: dict[str, Any]) -> None:
         """Writes one line about all samples that failed so far.
 
         Args:
-            groups: Plain values of each group; see `FailureGroup`.
+            entry: What `loader.failure_report.report_entry` returns.
         """
-        self._write({"rank": self._rank, "pid": os.getpid(), "event": "failures", "failures": groups}, self._path)
+        self._write(entry, self._path)
 
     def _write(self, values: dict[str, Any], path: str | None) -> None:
         line = json.dumps(values, default=str)

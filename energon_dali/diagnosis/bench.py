@@ -20,8 +20,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
-from energon_dali.diagnosis.rates import CpuMeter, LoaderRate, StageRate, advise
-from energon_dali.diagnosis.settings import Setting
+from energon_dali.diagnosis.rates import CpuMeter, LoaderRate, Setting, StageRate, advise
 from energon_dali.diagnosis.step_plan import below_grouping
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.loader.basic_loader import BasicDataLoader

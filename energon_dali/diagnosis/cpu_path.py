@@ -8,7 +8,7 @@ from functools import partial
 
 from energon_dali import __version__
 from energon_dali.decode.dali.runtime.device import INSTALL_HINT
-from energon_dali.diagnosis.host import Check, Finding, Host, Need
+from energon_dali.diagnosis.host import Check, Host, Need
 
 PACKAGES = {
     "torch": ("torch", "tensors"),
@@ -63,8 +63,10 @@ def check_cpu_path(host: Host) -> Iterator[Check]:
         need="always",
     )
     yield from _packages(host)
-    yield _trial(host, "JPEG, Pillow", ("image", "pil"), "images on the CPU", "pip install --force-reinstall pillow")
-    yield _trial(
+    yield trial_check(
+        host, "JPEG, Pillow", ("image", "pil"), "images on the CPU", "pip install --force-reinstall pillow"
+    )
+    yield trial_check(
         host, "H.264, PyAV", ("video", "pyav"), "videos on the CPU", f"pip install --force-reinstall {_WANTED['av']}"
     )
     yield from _dali(host)
@@ -104,7 +106,7 @@ def _dali(host: Host) -> Iterator[Check]:
         return
     cuda = f"built for CUDA {cuda_major_of(host)}" if package else "of an unknown package"
     yield check(state="ok", found=f"{finding.facts['version']}, {cuda}", need="gpu")
-    yield _trial(
+    yield trial_check(
         host,
         "JPEG, DALI on the CPU",
         ("image", "cpu"),
@@ -113,25 +115,27 @@ def _dali(host: Host) -> Iterator[Check]:
     )
 
 
-def _trial(host: Host, name: str, words: tuple[str, str], needed_for: str, remedy: str) -> Check:
-    return trial_check(host.probe(*words), name, needed_for, remedy, need="always", success="decoded")
-
-
-def trial_check(finding: Finding, name: str, needed_for: str, remedy: str, *, need: Need, success: str) -> Check:
-    """Returns the check of something that was tried.
+def trial_check(
+    host: Host, name: str, words: tuple[str, ...], needed_for: str, remedy: str, *, need: Need = "always"
+) -> Check:
+    """Tries something in its own process, and returns what came of it.
 
     Args:
-        finding: What happened.
-        name: What was tried.
+        host: The machine.
+        name: What is tried.
+        words: The probe and its arguments.
         needed_for: What needs it.
         remedy: What to do if it failed.
-        need: Who needs it.
-        success: What is said if it worked.
+        need: Who needs it. On the GPU, the difference from the CPU's result is named.
     """
+    finding = host.probe(*words)
     check = partial(Check, name=name, needed_for=needed_for, need=need)
     if finding.error:
         return check(state="broken", found=finding.error, remedy=remedy)
-    return check(state="ok", found=success)
+    difference = finding.facts.get("difference")
+    if need != "gpu":
+        return check(state="ok", found="decoded")
+    return check(state="ok", found="worked" if difference is None else f"decoded, {difference} levels from the CPU's")
 
 
 def check_limits(host: Host) -> Iterator[Check]:

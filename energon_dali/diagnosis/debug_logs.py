@@ -6,7 +6,6 @@ Logs of this package and of Megatron Energon are read, so the orders of the two 
 from __future__ import annotations
 
 import colorsys
-import io
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -247,10 +246,3 @@ def _flat(keys: Any) -> Iterator[str]:
             yield from _flat(key)
     elif keys is not None:
         yield str(keys)
-
-
-def png(image: Image.Image) -> bytes:
-    """Returns an image as the content of a PNG file."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()

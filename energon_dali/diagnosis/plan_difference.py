@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,18 +94,14 @@ class PlanComparison:
         self._steps = self._same_steps = self._num_first = self._num_second = self._reordered = 0
 
     def __iter__(self) -> Iterator[StepDifference]:
-        left, right = _by_step(self._first), _by_step(self._second)
-        one, two = next(left, None), next(right, None)
-        while one is not None or two is not None:
-            step = min(item[0] for item in (one, two) if item is not None)
-            mine, other = (item[1] if item is not None and item[0] == step else [] for item in (one, two))
-            difference = _difference(step, mine, other)
+        batches = heapq.merge(_numbered(self._first, 0), _numbered(self._second, 1), key=_step_of)
+        for step, of_step in groupby(batches, key=_step_of):
+            sides: tuple[list[PlannedBatch], list[PlannedBatch]] = ([], [])
+            for side, batch in of_step:
+                sides[side].append(batch)
+            difference = _difference(step, *sides)
             self._add(difference)
             yield difference
-            if one is not None and one[0] == step:
-                one = next(left, None)
-            if two is not None and two[0] == step:
-                two = next(right, None)
 
     def _add(self, found: StepDifference) -> None:
         self._steps += 1
@@ -132,9 +129,12 @@ class PlanComparison:
         )
 
 
-def _by_step(plan: StepPlan) -> Iterator[tuple[int, list[PlannedBatch]]]:
-    for step, batches in groupby(plan, key=lambda batch: batch.step):
-        yield step, list(batches)
+def _numbered(plan: StepPlan, side: int) -> Iterator[tuple[int, PlannedBatch]]:
+    return ((side, batch) for batch in plan)
+
+
+def _step_of(numbered: tuple[int, PlannedBatch]) -> int:
+    return numbered[1].step
 
 
 def _difference(step: int, first: list[PlannedBatch], second: list[PlannedBatch]) -> StepDifference:

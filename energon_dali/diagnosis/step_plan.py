@@ -438,6 +438,20 @@ class _Rank:
         return [(step, self._rank, stream, number) for step, (_, stream, number) in enumerate(elements, steps.start)]
 
 
+def uncooked_encoder() -> Any:
+    """Returns a task encoder that leaves crude samples as they are: to plan and to read, no cookers are needed."""
+    from energon_dali.task_encoder.cooking import Cooker
+    from energon_dali.task_encoder.default import DefaultTaskEncoder
+
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+    encoder.cookers = (Cooker(_as_it_is),)
+    return encoder
+
+
+def _as_it_is(sample: Any, **stores: Any) -> Any:
+    return sample
+
+
 def below_grouping(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
     """Returns the part of a tree that yields single samples: what is below its packs, groups and batches.
 

@@ -11,8 +11,7 @@ from statistics import median
 from typing import Any
 
 from energon_dali.diagnosis.bench import OpenDataset, measure_loader
-from energon_dali.diagnosis.rates import LoaderRate, usable_cores
-from energon_dali.diagnosis.settings import DecoderName, Setting
+from energon_dali.diagnosis.rates import DecoderName, LoaderRate, Setting, usable_cores
 from energon_dali.errors import ConfigError
 from energon_dali.plan.layout import divisors
 from energon_dali.shards.storage.atomic_file import write_atomically

@@ -6,8 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from energon_dali.integrations.loader_log import LoaderScalars
-from energon_dali.integrations.named_loaders import Loaders
+from energon_dali.integrations import Loaders, LoaderScalars
 
 
 class LoaderLogCallback(Callback):

@@ -7,43 +7,7 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
-from energon_dali.integrations.named_loaders import LoaderReferences, Loaders
-from energon_dali.loader.metric_declarations import scalars_between
-from energon_dali.loader.statistics import LoaderStatistics
-
-
-class LoaderScalars:
-    """Reads loaders as numbers by name, each time for the time since it was read before.
-
-    Args:
-        loaders: A loader, whose names begin with "loader/"; or several by name: "loader_NAME/".
-
-    Raises:
-        ConfigError: `loaders` is something else.
-    """
-
-    def __init__(self, loaders: Loaders) -> None:
-        self._loaders = LoaderReferences(loaders)
-        self._is_one = not isinstance(loaders, dict)
-        self._before: dict[str, LoaderStatistics] = {}
-
-    def read(self) -> dict[str, float]:
-        """Returns the numbers of the time since the last call, see `scalars_between`; none before the first batch."""
-        scalars: dict[str, float] = {}
-        for name, loader in self._loaders:
-            now = loader.stats()
-            before = self._before.get(name, _NOTHING)
-            if now.batches == before.batches:
-                continue
-            self._before[name] = now
-            prefix = "loader" if self._is_one else f"loader_{name}"
-            scalars.update({f"{prefix}/{key}": value for key, value in scalars_between(before, now).items()})
-        return scalars
-
-
-_NOTHING = LoaderStatistics(
-    batches=0, elapsed_seconds=0.0, blocked_seconds=0.0, first_batch_seconds=None, queue_occupancy=None
-)
+from energon_dali.integrations import Loaders, LoaderScalars
 
 
 @explain_call

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
-from energon_dali.integrations.named_loaders import LoaderReferences, Loaders
+from energon_dali.integrations import LoaderReferences, Loaders
 from energon_dali.loader.processes.fork_safety import without_forks
 from energon_dali.loader.statistics import LoaderStatistics
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
-from energon_dali.integrations.named_loaders import LoaderReferences, Loaders
+from energon_dali.integrations import LoaderReferences, Loaders
 from energon_dali.loader.metric_declarations import DECLARATIONS, MetricDeclaration
 from energon_dali.loader.statistics import LoaderStatistics
 

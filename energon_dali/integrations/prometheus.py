@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from energon_dali.errors import ConfigError
-from energon_dali.integrations.named_loaders import LoaderReferences, Loaders
+from energon_dali.integrations import LoaderReferences, Loaders
 from energon_dali.loader.metric_declarations import DECLARATIONS, MetricDeclaration
 
 DEFAULT_PORT = 9464

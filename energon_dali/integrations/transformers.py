@@ -11,7 +11,7 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.integrations.loader_log import LoaderScalars
+from energon_dali.integrations import LoaderScalars
 from energon_dali.integrations.trainer_batches import EvaluationBatches, TrainingBatches, gather_rows, of_all_ranks
 from energon_dali.loader.basic_loader import BasicDataLoader
 from energon_dali.loader.global_job import check_accumulation

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +22,8 @@ VARIABLE = "ENERGON_DALI_FAILURE_REPORT"
 MAX_LINES = 5
 """Lines of a report."""
 MAX_GROUPS_IN_STATE = 16
+ENTRY_BEGIN = '{"event": "failures", '
+"""Beginning of the line of JSON that goes with each report."""
 _MAX_TEXT = 300
 _MAX_COUNT = 1 << 62
 
@@ -113,18 +117,20 @@ def as_state_entry(groups: Sequence[FailureGroup]) -> dict[str, Any]:
     """Returns {"failures": [...]} for a state, with the largest groups and short texts; {} if there are none."""
     if not groups:
         return {}
-    return {"failures": [_shortened(group).as_dict() for group in groups[:MAX_GROUPS_IN_STATE]]}
+    return {"failures": [group.as_dict() for group in shortened(groups)]}
 
 
-def _shortened(group: FailureGroup) -> FailureGroup:
+def shortened(groups: Sequence[FailureGroup]) -> list[FailureGroup]:
+    """Returns the largest groups, at most `MAX_GROUPS_IN_STATE`, with short texts."""
     names = ("kind", "reason", "dataset", "shard", "key")
-    return replace(group, **{name: getattr(group, name)[:_MAX_TEXT] for name in names})
+    return [
+        replace(group, **{name: getattr(group, name)[:_MAX_TEXT] for name in names})
+        for group in groups[:MAX_GROUPS_IN_STATE]
+    ]
 
 
 def report_lines(groups: Sequence[FailureGroup], *, rank: int | None = None, log: str = "") -> list[str]:
-    """Returns what the log says about failures, in at most `MAX_LINES` lines.
-
-    `energon_dali.diagnosis.failure_logs` reads these lines again.
+    """Returns what the log says about failures to people, in at most `MAX_LINES` lines.
 
     Args:
         groups: The groups, the largest first.
@@ -155,8 +161,22 @@ def group_line(group: FailureGroup) -> str:
     return line
 
 
+def report_entry(groups: Sequence[FailureGroup], *, reporter: str, rank: int) -> dict[str, Any]:
+    """Returns a report as plain values. Logs hold it as a line of JSON, which `energon-dali failures` finds.
+
+    Args:
+        groups: The groups, the largest first.
+        reporter: Different for each loader and run: the last report of each counts.
+        rank: The rank that reports them.
+    """
+    failures = [group.as_dict() for group in groups]
+    return {"event": "failures", "reporter": reporter, "rank": rank, "pid": os.getpid(), "failures": failures}
+
+
 class FailureReporter:
     """Logs failures once: after an epoch those that were not printed in full, at the end of a run all of them.
+
+    Each report is a text for people, and a line of JSON for programs.
 
     Args:
         metrics: Counts them, for all processes of the rank.
@@ -166,6 +186,7 @@ class FailureReporter:
     def __init__(self, metrics: Metrics, config: WorkerConfig) -> None:
         self._metrics = metrics
         self._config = config
+        self._name = secrets.token_hex(8)
         self._reported = 0
         self._logged = 0
         self.earlier: list[FailureGroup] = []
@@ -201,13 +222,18 @@ class FailureReporter:
         self._reported = total
         config = self._config
         log = str(config.worker_debug_path) if config.should_log(1) and config.worker_debug_path is not None else ""
-        lines = report_lines(self.groups(), rank=config.rank if config.world_size > 1 else None, log=log)
+        groups = self.groups()
+        lines = report_lines(groups, rank=config.rank if config.world_size > 1 else None, log=log)
         LOGGER.error("%s", "\n".join(lines))
+        LOGGER.error("%s", json.dumps(self._entry(shortened(groups))))
 
     def _write_to_debug_log(self, total: int) -> None:
         if total != self._logged and self._config.should_log(1):
             self._logged = total
-            DebugLog(self._config).failures([group.as_dict() for group in self.groups()])
+            DebugLog(self._config).failures(self._entry(self.groups()))
+
+    def _entry(self, groups: Sequence[FailureGroup]) -> dict[str, Any]:
+        return report_entry(groups, reporter=self._name, rank=self._config.rank)
 
 
 class ClosedWithReport:

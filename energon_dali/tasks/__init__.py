@@ -14,11 +14,10 @@ _import_name, __dir__, __all__ = attach(
     __name__,
     {
         "checkpoint": "load_task",
-        "composition.compose": "compose",
-        "core.data_module": "TransformerDataConfig TransformerDataModule",
-        "core.decoder": "make_decoder",
-        "core.instantiator": "HydraInstantiator Instantiator",
-        "core.task": "OptimizerConfig SchedulerConfig TaskTransformer",
+        "composition": "compose",
+        "data_module": "TransformerDataConfig TransformerDataModule",
+        "instantiator": "HydraInstantiator Instantiator make_decoder",
+        "task": "OptimizerConfig SchedulerConfig TaskTransformer",
         "training": "TrainResult run",
     },
 )

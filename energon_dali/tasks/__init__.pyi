@@ -3,21 +3,19 @@
 from energon_dali.tasks.checkpoint import (
     load_task as load_task,
 )
-from energon_dali.tasks.composition.compose import (
+from energon_dali.tasks.composition import (
     compose as compose,
 )
-from energon_dali.tasks.core.data_module import (
+from energon_dali.tasks.data_module import (
     TransformerDataConfig as TransformerDataConfig,
     TransformerDataModule as TransformerDataModule,
 )
-from energon_dali.tasks.core.decoder import (
-    make_decoder as make_decoder,
-)
-from energon_dali.tasks.core.instantiator import (
+from energon_dali.tasks.instantiator import (
     HydraInstantiator as HydraInstantiator,
     Instantiator as Instantiator,
+    make_decoder as make_decoder,
 )
-from energon_dali.tasks.core.task import (
+from energon_dali.tasks.task import (
     OptimizerConfig as OptimizerConfig,
     SchedulerConfig as SchedulerConfig,
     TaskTransformer as TaskTransformer,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
 from energon_dali.tasks import check_extra
-from energon_dali.tasks.composition.compose import CONF, check_groups, explain_refusal, own_configs
+from energon_dali.tasks.composition import CONF, check_groups, explain_refusal, own_configs
 from energon_dali.tasks.training import run
 
 if TYPE_CHECKING:

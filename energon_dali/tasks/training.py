@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.calls import nearest_names
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.composition.compose import options_of
-from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
+from energon_dali.tasks.composition import options_of
+from energon_dali.tasks.instantiator import HydraInstantiator, Instantiator
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
     from omegaconf import DictConfig
 
-    from energon_dali.tasks.core.task import TaskTransformer
+    from energon_dali.tasks.task import TaskTransformer
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     cfg = _completed(cfg)
     instantiator = instantiator or HydraInstantiator()
     # These take seconds, which a message for a wrong command should not wait for.
-    from energon_dali.tasks.continuation import BatchSeen, explain_end, explained, read_to_continue
+    from energon_dali.tasks.checkpoint import BatchSeen, explain_end, explained, read_to_continue
 
     saved = {} if cfg.ckpt_path is None else read_to_continue(cfg.ckpt_path)
     import lightning

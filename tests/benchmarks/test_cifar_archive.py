@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.data.cifar_archive import write_cifar_archive
 from benchmarks.data.photographs import PHOTOGRAPHS
-from energon_dali.tasks.vision.igpt.cifar import read_archive
+from energon_dali.tasks.vision.igpt.cifar_archive import read_archive
 
 
 def test_an_archive_of_photographs_has_the_official_format(tmp_path: Path) -> None:

@@ -30,8 +30,16 @@ from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.diagnosis import rates as rates_module
 from energon_dali.diagnosis import tune as tuning
 from energon_dali.diagnosis.bench import bench, decoder_of, measure_stages
-from energon_dali.diagnosis.rates import CpuMeter, CpuUse, LoaderRate, StageRate, advise
-from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
+from energon_dali.diagnosis.rates import (
+    CpuMeter,
+    CpuUse,
+    LoaderRate,
+    Setting,
+    StageRate,
+    advise,
+    usable_decoders,
+    with_decoder,
+)
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.loader.dataset_folder import captioning_dataset
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from energon_dali.cli.main import main
 from energon_dali.diagnosis import Diagnosis, Finding, Host, diagnose
-from energon_dali.diagnosis.libraries import LIBRARIES, NVDEC
+from energon_dali.diagnosis.gpu_path import LIBRARIES, NVDEC
 
 
 class MadeUpHost(Host):
@@ -225,12 +225,12 @@ def test_this_machine(tmp_path: Path) -> None:
 def test_the_exit_status_is_that_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     for works in (True, False):
         monkeypatch.setattr(Diagnosis, "works", works)
-        monkeypatch.setattr("energon_dali.cli.doctor.Host", MadeUpHost)
+        monkeypatch.setattr("energon_dali.diagnosis.Host", MadeUpHost)
         assert CliRunner().invoke(main, ["doctor", "--device", "gpu"]).exit_code == (not works)
 
 
 def test_a_report_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("energon_dali.cli.doctor.Host", MadeUpHost)
+    monkeypatch.setattr("energon_dali.diagnosis.Host", MadeUpHost)
     (tmp_path / "file").touch()
     done = CliRunner().invoke(main, ["doctor", "--json", str(tmp_path / "file" / "doctor.json")])
     assert done.exit_code == 1

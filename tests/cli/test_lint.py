@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from energon_dali.av import AVDecoder
-from energon_dali.cli.lint.run import LintJob, join_reports, run_share
 from energon_dali.cli.main import main
+from energon_dali.diagnosis.lint import LintJob, join_reports, run_share
 from energon_dali.shards import prepare_jsonl
 from tests.av.corpus import audio_file, video_file
 from tests.loader.dataset_folder import captioning_sample, prepare, write_shards

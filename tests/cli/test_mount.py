@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from energon_dali.cli import mount as fuse_module
+from energon_dali.cli.dataset_files import HEAD_BYTES, DatasetFiles
 from energon_dali.cli.main import main
-from energon_dali.cli.mount import fuse as fuse_module
-from energon_dali.cli.mount.dataset_files import HEAD_BYTES, DatasetFiles
-from energon_dali.cli.mount.fuse import load_fuse
+from energon_dali.cli.mount import load_fuse
 from energon_dali.errors import ConfigError
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.shards.prepare.dataset import prepare_dataset
@@ -156,7 +156,7 @@ def test_what_is_missing_is_said(data: Path, tmp_path: Path, monkeypatch: pytest
 def test_a_folder_that_cannot_be_mounted_at_and_paths_without_shards(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("energon_dali.cli.mount.command.load_fuse", lambda: ModuleType("mfusepy"))
+    monkeypatch.setattr("energon_dali.cli.mount.load_fuse", lambda: ModuleType("mfusepy"))
     assert "would hide" in mount(data, tmp_path)
     assert "is not empty" in mount(data, data / "parts")
     assert "Cannot mount at" in mount(data, data / "b.tar")

@@ -9,7 +9,7 @@ import pytest
 
 from energon_dali import TextSample, get_val_dataset
 from energon_dali.compat.factories import StandardWebdatasetFactory
-from energon_dali.compat.joined_factory import JoinedWebdatasetFactory
+from energon_dali.compat.other_factories import JoinedWebdatasetFactory
 from energon_dali.compat.structs import DatasetSubset
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.loader import prepare_metadataset

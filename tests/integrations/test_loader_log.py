@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from energon_dali import ConfigError, LoaderLog
-from energon_dali.integrations.loader_log import LoaderScalars
+from energon_dali.integrations import LoaderScalars
 from energon_dali.integrations.transformers import LoaderTrainerMixin
 from tests.integrations.observed import full_loader, numbers_loader
 

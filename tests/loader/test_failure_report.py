@@ -25,7 +25,14 @@ from energon_dali import (
 from energon_dali.cli.main import main
 from energon_dali.diagnosis.failure_logs import read_failures
 from energon_dali.errors import ConfigError
-from energon_dali.loader.failure_report import FailureGroup, group_line, groups_of_state, merge_groups, report_lines
+from energon_dali.loader.failure_report import (
+    FailureGroup,
+    group_line,
+    groups_of_state,
+    merge_groups,
+    report_entry,
+    report_lines,
+)
 from energon_dali.loader.loader_state import merge_states, split_state
 from tests.loader.dataset_folder import prepare, write_shards
 
@@ -96,7 +103,8 @@ def test_the_end_of_a_run_tells_it_in_five_lines(folder: Path, caplog: pytest.Lo
     command = f"energon-dali preview '{str(folder).replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'"
     assert lines[1].endswith(f"odd: 1. It has two lines. First: shard_000.tar/k1. See it: {command} --index 1")
     assert lines[4] == "  2 others, for 2 other reasons. All of them: loader.stats().failure_kinds"
-    assert kinds_of(read_text(report)) == EXPECTED[:3]
+    assert read_text(report) == []
+    assert kinds_of(read_text("\n".join(caplog.messages))) == EXPECTED
 
 
 def read_text(text: str, name: str = "run.log") -> list[FailureGroup]:
@@ -190,12 +198,16 @@ def test_failures_of_a_state_go_on_after_a_restore(folder: Path) -> None:
         assert "failures" not in third.save_state_rank()
 
 
-def test_lines_are_read_as_they_were_written() -> None:
+def entry_line(groups: list[FailureGroup], reporter: str, rank: int = 0) -> str:
+    return json.dumps(report_entry(groups, reporter=reporter, rank=rank))
+
+
+def test_reports_are_read_as_they_were_written() -> None:
     groups = [
         FailureGroup(
             "load: DecodeError at /a b/pil.py:88",
             1_234_567,
-            "Part 'jpg': cut. Off: yes",
+            'Part \'jpg\': cut. Off: {"event": "failures", yes\nindeed',
             "/data/x y",
             "s/1.tar",
             "k.1",
@@ -204,21 +216,30 @@ def test_lines_are_read_as_they_were_written() -> None:
         FailureGroup("<lambda>: ValueError", 3, "", "", "", "", -1),
         FailureGroup("read: ShardError at c.py:1", 1, "gone", "s3://b/d", "b.tar", "", 0),
     ]
-    text = "\n".join(report_lines(groups, rank=3))
-    found = read_text("noise\n" + "\n".join(f"[rank3] {line}" for line in text.splitlines()) + "\nTraceback: 1 x\n")
-    assert found[:2] == groups[:2]
-    assert (found[2].count, found[2].dataset, found[2].index) == (1, "s3://b/d", 0)
-    # A later report of the same rank replaces the earlier one; other ranks and later runs are added.
-    one, two = [FailureGroup("a: B", 2, "x")], [FailureGroup("a: B", 5, "x")]
-    log = [
-        *report_lines(one, rank=0),
-        *report_lines(two, rank=0),
-        *report_lines(one, rank=1),
-        *report_lines(one, rank=0),
+    line = entry_line(groups, "a", rank=3)
+    text = "\n".join([*report_lines(groups, rank=3), line])
+    assert (
+        read_text("noise\n" + "\n".join(f"[rank3] {one}" for one in text.splitlines()) + "\nTraceback: 1 x\n") == groups
+    )
+    # Two processes that write into one line, and one that was killed while it wrote.
+    assert read_text(f"2026-11-25 ERROR {line}{entry_line(groups[1:2], 'b')} and more\n{line[:-9]}") == [
+        groups[0],
+        FailureGroup("<lambda>: ValueError", 6),
+        groups[2],
     ]
+    # A later report of the same loader replaces the earlier one; other ranks and later runs are added.
+    one, two = [FailureGroup("a: B", 2, "x")], [FailureGroup("a: B", 5, "x")]
+    log = [entry_line(one, "a"), entry_line(two, "a"), entry_line(one, "b", rank=1), entry_line(one, "c")]
     assert [group.count for group in read_text("\n".join(log))] == [5 + 2 + 2]
     assert group_line(FailureGroup("a: B", 1)) == "  1 x a: B."
     assert merge_groups([]) == []
+
+
+def test_two_loaders_of_one_process_are_added_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with loader_of(folder) as loader:
+            list(loader)
+    assert kinds_of(read_text("\n".join(caplog.messages))) == [(2 * count, kind) for count, kind in EXPECTED]
 
 
 def test_other_files_are_explained(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from energon_dali.errors import ConfigError, DeviceError
 from energon_dali.tasks import HydraInstantiator, Instantiator, OptimizerConfig, SchedulerConfig, TaskTransformer
-from energon_dali.tasks.core.instantiator import make
+from energon_dali.tasks.instantiator import make
 from tests.tasks.tiny import TinyBackbone, TinyConfig, TinyData
 
 HERE = "tests.tasks.test_instantiator"

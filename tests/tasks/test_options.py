@@ -12,7 +12,7 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from energon_dali.tasks import compose, run
-from energon_dali.tasks.composition.compose import CONF, options_of
+from energon_dali.tasks.composition import CONF, options_of
 from energon_dali.tasks.train import _is_for_the_user
 from tests.tasks.igpt.archives import write_archive
 

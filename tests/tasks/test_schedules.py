@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.core.instantiator import parameter_groups
-from energon_dali.tasks.optimization.schedules import cosine_with_warmup, linear_with_warmup
+from energon_dali.tasks.instantiator import parameter_groups
+from energon_dali.tasks.schedules import cosine_with_warmup, linear_with_warmup
 
 RATE = 2.0
 

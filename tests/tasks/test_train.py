@@ -24,8 +24,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks import TrainResult, compose, load_task, run
 from energon_dali.tasks import train as command_module
-from energon_dali.tasks.continuation import explained
-from energon_dali.tasks.core.position.run_checkpoint import RunCheckpoint
+from energon_dali.tasks.callbacks import RunCheckpoint
+from energon_dali.tasks.checkpoint import explained
 from energon_dali.tasks.train import _quiet_rank
 from energon_dali.tasks.training import _completed
 from tests.tasks.old_checkpoint import rewrite_as_before

@@ -10,8 +10,8 @@ import torch
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks import HydraInstantiator, compose
-from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
 from energon_dali.tasks.tokenizers import pretrained_tokenizer
+from energon_dali.tasks.transformers_gpt2 import SequenceGPT2
 from tests.tasks.words import save_word_tokenizer
 
 

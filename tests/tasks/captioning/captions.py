@@ -11,16 +11,13 @@ import torch
 
 from energon_dali import DaliDecoder, SampleDecoder, WorkerConfig, get_train_dataset
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.tasks.multimodal.captioning import (
-    CaptioningGPT,
-    CaptioningTransformer,
-    PackedCaptioningTaskEncoder,
-    TransformersGPT2,
-)
-from energon_dali.tasks.multimodal.captioning.data_module import blend_of
-from energon_dali.tasks.multimodal.captioning.samples import EncodedCaption
-from energon_dali.tasks.multimodal.captioning.task_encoder import image_options
+from energon_dali.tasks.captioning.backbone import CaptioningGPT
+from energon_dali.tasks.captioning.data_module import blend_of
+from energon_dali.tasks.captioning.rows import EncodedCaption
+from energon_dali.tasks.captioning.task import CaptioningTransformer
+from energon_dali.tasks.captioning.task_encoder import PackedCaptioningTaskEncoder, image_options
 from energon_dali.tasks.tokenizers import ByteTokenizer
+from energon_dali.tasks.transformers_gpt2 import TransformersGPT2
 from tests.loader.dataset_folder import captioning_sample, prepare, write_shards
 
 TOKENIZER = ByteTokenizer()

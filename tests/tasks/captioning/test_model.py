@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.multimodal.captioning import CaptioningBatch, CaptioningGPT, TransformersGPT2
-from energon_dali.tasks.multimodal.captioning.images import images_of
-from energon_dali.tasks.multimodal.captioning.rows import lay_rows
-from energon_dali.tasks.multimodal.captioning.samples import EncodedCaption
+from energon_dali.tasks.captioning.backbone import CaptioningGPT
+from energon_dali.tasks.captioning.rows import CaptioningBatch, EncodedCaption, lay_rows
+from energon_dali.tasks.captioning.task import images_of
+from energon_dali.tasks.transformers_gpt2 import TransformersGPT2
 from tests.tasks.captioning.captions import (
     BACKBONES,
     ROW_LENGTH,

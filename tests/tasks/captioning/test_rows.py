@@ -12,10 +12,9 @@ from energon_dali import CaptioningSample, CrudeSample
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.decode.dali.tolerance import CPU_BILINEAR, explain_difference
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
-from energon_dali.tasks.multimodal.captioning.images import images_of
-from energon_dali.tasks.multimodal.captioning.rows import IGNORED, lay_rows, packed_causal_mask
-from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, EncodedCaption
-from energon_dali.tasks.multimodal.captioning.task_encoder import PackedCaptioningTaskEncoder, cook_caption
+from energon_dali.tasks.captioning.rows import IGNORED, CaptioningBatch, EncodedCaption, lay_rows, packed_causal_mask
+from energon_dali.tasks.captioning.task import images_of
+from energon_dali.tasks.captioning.task_encoder import PackedCaptioningTaskEncoder, cook_caption
 from tests.datasets.oracle import check_resume
 from tests.tasks.captioning.captions import SIZES, TOKENIZER, cropped, encoded, encoder, packed_dataset, two_datasets
 
@@ -142,7 +141,7 @@ def test_a_row_that_cannot_hold_the_largest_sample_is_refused() -> None:
 def test_a_task_encoder_loads_neither_torch_nor_lightning() -> None:
 
     script = (
-        "import sys, energon_dali.tasks.multimodal.captioning.task_encoder\n"
+        "import sys, energon_dali.tasks.captioning.task_encoder\n"
         "print(sorted({'torch', 'lightning', 'hydra', 'transformers'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

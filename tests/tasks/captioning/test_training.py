@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from energon_dali import CaptioningSample
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.tasks import TrainResult, compose, load_task, run
-from energon_dali.tasks.multimodal.captioning import CaptioningDataConfig, CaptioningDataModule, TransformersGPT2
-from energon_dali.tasks.multimodal.captioning.data_module import blend_of
-from energon_dali.tasks.multimodal.captioning.images import show_captions
+from energon_dali.tasks.captioning.data_module import CaptioningDataConfig, CaptioningDataModule, blend_of
+from energon_dali.tasks.captioning.task import show_captions
+from energon_dali.tasks.transformers_gpt2 import TransformersGPT2
 from tests.tasks.captioning.captions import SIZES, two_datasets
 
 COMMAND = ("+task=multimodal/captioning", "+dataset=multimodal/captioning/demo")

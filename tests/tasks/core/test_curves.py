@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_dali.tasks.core.curves import LossCurve
+from energon_dali.tasks.callbacks import LossCurve
 
 
 def trainer(folder: Path, step: int = 0, **metrics: float) -> Any:

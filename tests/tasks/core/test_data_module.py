@@ -10,11 +10,10 @@ import torch
 from energon_dali import DaliDecoder, Resize, SampleDecoder
 from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
-from energon_dali.tasks.core.decoder import make_decoder
-from energon_dali.tasks.core.loaders import EvalLoader
-from energon_dali.tasks.core.position.random_state import RandomState
-from energon_dali.tasks.core.position.trained_position import check_state
+from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule
+from energon_dali.tasks.instantiator import make_decoder
+from energon_dali.tasks.loaders import EvalLoader
+from energon_dali.tasks.position import RandomState, check_state
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.tasks.core.number_batches import NumbersBatch
 from tests.tasks.core.tiny_run import NumbersDataModule, data_config, numbers_dataset

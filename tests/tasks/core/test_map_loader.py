@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks import TransformerDataConfig, TransformerDataModule
-from energon_dali.tasks.core.map_loader import EpochPlan, MapLoader
+from energon_dali.tasks.map_loader import EpochPlan, MapLoader
 from tests.tasks.core.tiny_run import quiet_lightning
 
 

@@ -9,15 +9,15 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.core import progress
-from energon_dali.tasks.core.progress import BLOCKED, SPEED, LoaderProgress, count_samples
+from energon_dali.tasks import callbacks
+from energon_dali.tasks.callbacks import BLOCKED, SPEED, LoaderProgress, count_samples
 from tests.tasks.core.tiny_run import numbers_dataset, train
 
 
 def test_speed_and_blocked_share_hold_for_the_batches_since_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight seconds for the workers to start, then two per batch of four samples of which half a one is waiting."""
     clock = SimpleNamespace(now=0.0, blocked=0.0)
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: clock.now)
     loader = SimpleNamespace(stats=lambda: SimpleNamespace(blocked_seconds=clock.blocked))
     trainer: Any = SimpleNamespace(train_dataloader=loader, world_size=3, log_every_n_steps=50)
     logged: list[dict[str, float]] = []

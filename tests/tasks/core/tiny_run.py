@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from energon_dali import TaskEncoder
-from energon_dali.tasks.core.data_module import Split, TransformerDataConfig, TransformerDataModule
+from energon_dali.tasks.data_module import Split, TransformerDataConfig, TransformerDataModule
 from tests.loader.dataset_folder import prepare, write_shards
 from tests.tasks.core.number_batches import NumbersBatch, NumbersEncoder
 

@@ -49,7 +49,7 @@ def overrides(folder: Path, name: str, *, epochs: int, fails_at: int, global_bat
         "+task._target_=tests.tasks.distributed.numbers_task.NumbersTask",
         "+backbone={_target_:torch.nn.Linear,in_features:3,out_features:1}",
         "+dataset._target_=tests.tasks.core.tiny_run.NumbersDataModule",
-        "+dataset.cfg._target_=energon_dali.tasks.core.data_module.TransformerDataConfig",
+        "+dataset.cfg._target_=energon_dali.tasks.data_module.TransformerDataConfig",
         f"+dataset.cfg.train={folder / 'data'}",
         "+dataset.cfg.batch_size=4",
         "+dataset.cfg.num_workers=0",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from energon_dali.tasks.multimodal.captioning.rows import lay_rows
+from energon_dali.tasks.captioning.rows import lay_rows
 from tests.tasks.captioning.captions import SIZES, encoded, task_with
 from tests.tasks.core.tiny_run import Run, Stop, train
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from energon_dali.errors import DatasetFormatError, StorageError
-from energon_dali.tasks.vision.igpt.cifar import download, md5_of, read_archive
-from energon_dali.tasks.vision.igpt.cifar.archive import load_plain
+from energon_dali.tasks.vision.igpt.cifar_archive import download, load_plain, md5_of, read_archive
 from tests.tasks.igpt.archives import CLASSES, PER_BATCH, TRAIN, batch, pictures, python_2_pickle, whole, write_archive
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from energon_dali.errors import ConfigError
+from energon_dali.tasks.vision.gpt2 import Block
 from energon_dali.tasks.vision.igpt import GPT2, draw_pixels
-from energon_dali.tasks.vision.igpt.gpt2 import Block
 
 
 def small(**sizes: int) -> GPT2:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.tasks.vision.igpt import learn_palette, quantize, stored_palette, to_images
-from energon_dali.tasks.vision.igpt.cifar.shards import SplitRecipe, prepare_cifar
+from energon_dali.tasks.vision.igpt.cifar_shards import SplitRecipe, prepare_cifar
+from energon_dali.tasks.vision.igpt.model import _to_sequence
 from energon_dali.tasks.vision.igpt.palette import training_pixels
-from energon_dali.tasks.vision.igpt.sequence import _to_sequence
 
 
 def clouds(seed: int, count: int = 600) -> np.ndarray:

@@ -10,10 +10,10 @@ from PIL import Image
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
-from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
+from energon_dali.tasks.transformers_gpt2 import SequenceGPT2
+from energon_dali.tasks.vision import PictureBatch
 from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer, to_images
 from energon_dali.tasks.vision.igpt.samples import image_grid, log_image
-from energon_dali.tasks.vision.igpt.task_encoder import PictureBatch
 
 PALETTE = [[0, 0, 0], [800, 8, 8], [8, 1600, 2040]]
 

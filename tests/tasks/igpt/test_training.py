@@ -12,7 +12,7 @@ from PIL import Image
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks import TrainResult, compose, load_task, run
-from energon_dali.tasks.vision.igpt.task import pixel_loss
+from energon_dali.tasks.vision.igpt.model import pixel_loss
 from tests.tasks.old_checkpoint import rewrite_as_before
 
 SMALL = (

@@ -13,12 +13,10 @@ from energon_dali.lazy_names import attach
 _import_name, __dir__, __all__ = attach(
     __name__,
     {
-        "config": "ImageGPTDataConfig",
-        "data_module": "ImageGPTDataModule",
-        "gpt2": "GPT2",
+        ".gpt2": "GPT2",
+        "data": "ImageGPTDataConfig ImageGPTDataModule",
+        "model": "GenerativePixelsTransformer draw_pixels quantize to_images",
         "palette": "learn_palette stored_palette",
-        "sequence": "draw_pixels quantize to_images",
-        "task": "GenerativePixelsTransformer",
     },
 )
 

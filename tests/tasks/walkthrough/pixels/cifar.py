@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from energon_dali.tasks.vision.igpt.cifar import read_archive
+from energon_dali.tasks.vision.igpt.cifar_archive import read_archive
 from tests.tasks.igpt.archives import write_archive
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from energon_dali.tasks import Instantiator, OptimizerConfig, SchedulerConfig, TaskTransformer
-from energon_dali.tasks.vision.igpt.sequence import _to_sequence, quantize
+from energon_dali.tasks.vision.igpt.model import _to_sequence, quantize
 
 
 class ImageGPT(TaskTransformer):

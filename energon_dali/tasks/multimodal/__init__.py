@@ -1,1 +1,0 @@
-"""Tasks on images and text together."""
