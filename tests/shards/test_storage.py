@@ -187,7 +187,11 @@ def test_reads_from_a_web_server(tmp_path: Path, ranges: bool, monkeypatch: pyte
         thread.start()
         try:
             url = f"http://127.0.0.1:{web.server_address[1]}"
-            check_reading(url, expected)
+            if ranges:
+                check_reading(url, expected)
+            else:
+                (error,) = ShardReader(WebdatasetFolder(url)).read([0], [0])
+                assert "does not answer range requests" in str(error)
             assert StoragePath.of(f"{url}/nothing").read_if_there() is None
             with pytest.raises(StorageError, match="http is read only"):
                 StoragePath.of(f"{url}/x").write_bytes(b"")
