@@ -21,7 +21,7 @@ from energon_dali.shards import StoragePath
 from energon_dali.shards.index.extents import changed_shard, check_member
 from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.meta.info import read_shard_counts
-from energon_dali.shards.storage.open_files import OpenFiles
+from energon_dali.shards.storage import OpenFiles
 
 MAX_OPEN_SHARDS = 128
 

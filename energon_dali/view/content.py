@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.request_pool import call_together
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 
 MOST_TEXT_BYTES = 256 << 10

@@ -21,9 +21,8 @@ import pytest
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.read_ahead import GAP_BYTES, GAP_SHARE, REQUEST_BYTES, PlannedReads, join_runs, read_planned
-from energon_dali.shards.storage import local, retry
+from energon_dali.shards.storage import WindowReader, local, retry
 from energon_dali.shards.storage.objects import ObjectReader
-from energon_dali.shards.storage.path import WindowReader
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock

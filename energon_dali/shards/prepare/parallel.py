@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from energon_dali.errors import ShardError
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.parallel_calls import map_in_threads
+from energon_dali.shards.storage.request_pool import map_in_threads
 
 T = TypeVar("T")
 R = TypeVar("R")

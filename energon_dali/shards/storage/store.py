@@ -20,7 +20,7 @@ from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
-    from energon_dali.shards.storage.path import StoragePath
+    from energon_dali.shards.storage import StoragePath
     from energon_dali.shards.storage.protocols import RangeReader
 
 Probe = Callable[[int], object]
