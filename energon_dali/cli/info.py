@@ -12,7 +12,7 @@ from energon_dali.cli.single_file import describe_jsonl, describe_metadataset, i
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.loader.state_file import SUFFIXES
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 from energon_dali.shards.meta.document import META
 
 _USUAL_ORDER = ("train", "val", "test")

@@ -13,7 +13,7 @@ from energon_dali.metadataset.loader import load_dataset, prepare_metadataset
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import count_samples
 from energon_dali.shards import JsonlFile, StoragePath, prepare_jsonl
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 from energon_dali.shards.index.jsonl_index import index_path
 
 _MODES = {

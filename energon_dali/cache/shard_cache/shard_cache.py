@@ -20,7 +20,7 @@ from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.cache.shard_cache.running_jobs import job_key
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
+from energon_dali.shards.documents.content import parse_bytes, show_bytes
 from energon_dali.shards.storage import StoragePath
 
 if TYPE_CHECKING:
