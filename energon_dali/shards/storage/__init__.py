@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.atomic_file import writing
-from energon_dali.shards.storage.forks import storage_in_use
+from energon_dali.shards.storage.forks import drop_in_child, storage_in_use
 from energon_dali.shards.storage.local import LocalBackend
 from energon_dali.shards.storage.protocols import (
     PROTOCOLS,
@@ -326,10 +326,11 @@ class OpenFiles:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._forget()
+        self.after_fork()
+        drop_in_child(self)
 
-    def _forget(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """Forgets the files in a forked child, which opens its own."""
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, RangeReader] = OrderedDict()
 
@@ -340,8 +341,6 @@ class OpenFiles:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be opened.
         """
-        if self._pid != os.getpid():  # forked: pread does not depend on file positions, but closing affects both
-            self._forget()
         with self._lock:
             reader = self._readers.get(path.url)
             if reader is not None:
@@ -359,11 +358,10 @@ class OpenFiles:
 
     def close(self) -> None:
         """Closes them; they are opened again when needed."""
-        if self._pid == os.getpid():
-            with self._lock:
-                for reader in self._readers.values():
-                    reader.close()
-                self._readers.clear()
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenFiles, (self._most,)

@@ -36,7 +36,7 @@ class Access(ABC):
     """
 
     variables: ClassVar[tuple[str, ...]] = ()
-    """Environment variables that tell stores apart: a store that was opened with other values is not used again."""
+    """How environment variables begin that tell stores apart: one that was opened with others is not used again."""
     how_to_set: ClassVar[str]
     """What to check where the server refuses, for messages."""
     where_it_is: ClassVar[str]
@@ -109,12 +109,7 @@ class WebAccess(Access):
 class GoogleAccess(Access):
     """A bucket of Google Cloud Storage, whose settings are found as Google's tools find them."""
 
-    variables = (
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "GOOGLE_SERVICE_ACCOUNT",
-        "GOOGLE_SKIP_SIGNATURE",
-        "STORAGE_EMULATOR_HOST",
-    )
+    variables = ("GOOGLE_", "STORAGE_EMULATOR_HOST")
     how_to_set = "Check GOOGLE_APPLICATION_CREDENTIALS; for a public bucket set GOOGLE_SKIP_SIGNATURE=true."
     where_it_is = "Set STORAGE_EMULATOR_HOST to the server that has the bucket."
 
@@ -167,12 +162,7 @@ def _google_provider(bucket: str) -> Any:
 class AzureAccess(Access):
     """A container whose settings obstore itself finds."""
 
-    variables = (
-        "AZURE_STORAGE_ACCOUNT_NAME",
-        "AZURE_STORAGE_ACCOUNT_KEY",
-        "AZURE_STORAGE_ENDPOINT",
-        "AZURE_SKIP_SIGNATURE",
-    )
+    variables = ("AZURE_",)
     how_to_set = (
         "Check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; for a public container set "
         "AZURE_SKIP_SIGNATURE=true."

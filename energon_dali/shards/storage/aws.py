@@ -47,22 +47,7 @@ class S3Access(Access):
         StorageError: There are no credentials, or the profile does not exist.
     """
 
-    variables = (
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-        "AWS_PROFILE",
-        "AWS_DEFAULT_PROFILE",
-        "AWS_CONFIG_FILE",
-        "AWS_SHARED_CREDENTIALS_FILE",
-        "AWS_SKIP_SIGNATURE",
-        "AWS_NO_SIGN_REQUEST",
-        "AWS_CA_BUNDLE",
-    )
+    variables = ("AWS_",)
     how_to_set = (
         "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and AWS_ENDPOINT_URL and AWS_REGION."
     )

@@ -212,7 +212,7 @@ class Bucket:
         return StorageError(f"Could not reach {url}: {_concise(str(error))}. {self._access.how_to_set}")
 
 
-_buckets: dict[tuple[str, str, tuple[str | None, ...]], Bucket] = {}
+_buckets: dict[tuple[str, str, tuple[tuple[str, str], ...]], Bucket] = {}
 
 
 def open_bucket(url: str) -> tuple[Bucket, str]:
@@ -228,7 +228,8 @@ def open_bucket(url: str) -> tuple[Bucket, str]:
     if _ACCESS[scheme] is WebAccess:
         parts = urlsplit(url)
         name, key = f"{parts.netloc}?{parts.query}".rstrip("?"), unquote(parts.path[1:])
-    identity = scheme, name, tuple(map(os.environ.get, _ACCESS[scheme].variables))
+    begin = _ACCESS[scheme].variables
+    identity = scheme, name, tuple(item for item in os.environ.items() if begin and item[0].startswith(begin))
     bucket = _buckets.get(identity)
     if bucket is None:
         bucket = _buckets.setdefault(identity, Bucket(scheme, name))
