@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_dali.cli.dataset_options import dataset_options, find_encoder, open_dataset
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

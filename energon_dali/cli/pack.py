@@ -17,7 +17,7 @@ from energon_dali.pack.record import Skipped
 from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_dataset
 from energon_dali.pack.sample_types import NEEDS
 from energon_dali.pack.shard_job import STATE
-from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
+from energon_dali.shards.documents.content import parse_bytes, show_bytes
 
 SHOWN_SKIPPED = 20
 

@@ -10,8 +10,7 @@ import energon_dali
 
 _HOMES = """
 energon_dali.av: get_clips_uniform get_single_frames_uniform
-energon_dali.cache.jsonl_file_store: JsonlFileStore
-energon_dali.cache.webdataset_file_store: WebdatasetFileStore
+energon_dali.cache.dataset_stores: JsonlFileStore WebdatasetFileStore
 energon_dali.compat.cli: main
 energon_dali.compat.constants: AVDecoderType AVIndexMode AV_DECODE_AVAILABLE DEBUG_SHARD_PRINT FeatureBatcher
     GC_DEFAULT_EVERY_N_ITER GcFreezeError IJSONL_SUFFIX INDEX_BATCH_SIZE INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME

@@ -16,7 +16,7 @@ from energon_dali.plan.plan import Rows, RowSource
 from energon_dali.plan.rng import Int64Array, sample_seeds
 from energon_dali.shards import RawSample
 from energon_dali.shards.storage.forks import drop_in_child
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.request_pool import call_together
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import StreamContext

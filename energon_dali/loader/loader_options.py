@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from energon_dali.cache import CachePool
 from energon_dali.cache.file_cache_pool import check_cache_pool
-from energon_dali.cache.shard_cache.shard_cache import ShardCache, check_shard_cache
+from energon_dali.cache.shard_cache import ShardCache, check_shard_cache
 from energon_dali.errors import ConfigError, DeviceError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy

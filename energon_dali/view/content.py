@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.storage.parallel_calls import CALLS_AT_ONCE, map_in_threads
+from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample

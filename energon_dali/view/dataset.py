@@ -26,7 +26,7 @@ from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.jsonl import PART
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.shards.meta.document import META
-from energon_dali.shards.storage.open_files import OpenFiles
+from energon_dali.shards.storage import OpenFiles
 from energon_dali.view.viewed_sample import Rows, ViewedPart, ViewedSample
 
 _PAGES_KEPT_FOR = 64

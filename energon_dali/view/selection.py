@@ -212,7 +212,8 @@ class SearchCache:
             create: Starts it.
         """
         with self._lock:
-            found = self._searches[key] = self._searches.pop(key, None) or create()  # the last one used is the last one
+            found = self._searches.pop(key, None) or create()
+            self._searches[key] = found  # the last one used is the last one
             if len(self._searches) > _KEPT_SEARCHES:
                 self._searches.pop(next(iter(self._searches))).cancel()
             return found

@@ -11,7 +11,7 @@ import jinja2
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.encoded import EncodedViews

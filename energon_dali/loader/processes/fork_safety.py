@@ -6,7 +6,7 @@ stays locked in the child. These are the threads of this package, by name, and w
 - `energon-dali-rank` runs hooks and decoders, which may hold any lock. It alone decides against a fork.
 - `energon-dali-gpu`, `energon-dali-cpu` and `energon-dali-pil` belong to engines of DALI, which decide against a fork.
 - `energon-dali-receive` takes batches of a decode process. It holds nothing that a child uses.
-- `energon-dali-open`, `-fetch`, `-index`, `-read` and `-blend` read from storage. What they lock is replaced in a child
+- `energon-dali-read` and `-blend` read from storage. What they lock is replaced in a child
   (`shards/storage/forks.drop_in_child`), or only used by one loader.
 - `energon-dali-cache` fetches files for hooks. Its files and locks belong to one process, which they compare.
 - `energon-dali-panel` and `energon-dali-watchdog` write to the standard error. Forks wait for that (`without_forks`).

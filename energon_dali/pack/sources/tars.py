@@ -18,8 +18,7 @@ from energon_dali.shards.meta.dataset_config import CRUDE, read_dataset_config
 from energon_dali.shards.meta.info import info_present, read_shard_counts
 from energon_dali.shards.meta.splits import SplitConfig, read_split
 from energon_dali.shards.prepare.split_plan import find_shards
-from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import WindowReader
+from energon_dali.shards.storage import StoragePath, WindowReader
 
 
 class TarSource(Source):

@@ -37,8 +37,8 @@ from energon_dali.shards.index.scattered_extents import ScatteredExtents, even_s
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
-from energon_dali.shards.storage.parallel_calls import CALLS_AT_ONCE, map_in_threads
 from energon_dali.shards.storage.protocols import RangeReader
+from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
 from energon_dali.shards.storage.retry import with_retries
 
 MAGIC = b"EDEXT001"

@@ -19,7 +19,7 @@ from energon_dali.shards.index.sqlite_index import SqliteIndex
 from energon_dali.shards.index.tar_index import extents_of_tar
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.request_pool import call_together
 
 EXTENTS_NAME = "extents.bin"
 SQLITE_NAME = "index.sqlite"

@@ -11,8 +11,7 @@ from energon_dali.errors import DatasetFormatError, ShardError
 from energon_dali.shards.documents.content import MAX_INDEX_BYTES, read_content
 from energon_dali.shards.index.extents import ShardExtents
 from energon_dali.shards.index.extents_builder import scan_extents
-from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import WindowReader
+from energon_dali.shards.storage import StoragePath, WindowReader
 
 
 def tar_index_path(root: StoragePath, shard: str) -> StoragePath:

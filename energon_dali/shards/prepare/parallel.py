@@ -11,7 +11,7 @@ from energon_dali import __version__
 from energon_dali.errors import ConfigError, ShardError
 from energon_dali.shards.prepare.worker_pool import MAX_DEATHS, WorkerPool
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.parallel_calls import map_in_threads
+from energon_dali.shards.storage.request_pool import map_in_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
