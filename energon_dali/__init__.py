@@ -125,14 +125,10 @@ if TYPE_CHECKING:
     from energon_dali.integrations.iterable import LoaderIterableDataset as LoaderIterableDataset
     from energon_dali.integrations.loader_log import LoaderLog as LoaderLog
     from energon_dali.integrations.loader_panel import LoaderPanel as LoaderPanel
-    from energon_dali.loader.basic_loader import (
-        BasicDataLoader as BasicDataLoader,
-        get_loader as get_loader,
-    )
-    from energon_dali.loader.savable_loader import (
-        SavableDataLoader as SavableDataLoader,
-        get_savable_loader as get_savable_loader,
-    )
+    from energon_dali.loader.basic_loader import BasicDataLoader as BasicDataLoader
+    from energon_dali.loader.get_loader import get_loader as get_loader
+    from energon_dali.loader.savable_loader import SavableDataLoader as SavableDataLoader
+    from energon_dali.loader.get_loader import get_savable_loader as get_savable_loader
     from energon_dali.loader.statistics import LoaderStatistics as LoaderStatistics
     from energon_dali.loader.upper_bound_loader import UpperBoundLoader as UpperBoundLoader
     from energon_dali.metadataset.loader import (

@@ -6,7 +6,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,9 +16,13 @@ from energon_dali.errors import ConfigError
 from energon_dali.plan import mix
 from energon_dali.plan.layout import Layout as Layout
 from energon_dali.plan.layout import divisors
+from energon_dali.share_group import Axes, axes_of_groups, axes_of_mesh, meet
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from energon_dali.share_group import ShareGroup
 
 AUTO_STREAMS_PER_RANK = 8
 """Streams per rank with num_workers="auto", where num_streams is not given: for 1, 2, 4 or 8 workers."""
@@ -78,6 +82,8 @@ class WorkerConfig(metaclass=_ActiveConfig):
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
+    share_group: ShareGroup | None = None
+    """The ranks that need the same batches as this one; `from_mesh` and `from_groups` find them."""
     _derived: bool = field(default=False, init=False, repr=False)
     """Whether rank and world size are those of the whole job, as they were known then."""
     is_auto: bool = field(default=False, init=False, repr=False)
@@ -102,6 +108,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
             trace_max_bytes: int = 2**30,
             global_error_handler: ErrorHandler = log_exception,
             restore_error_handler: ErrorHandler = reraise_exception,
+            share_group: ShareGroup | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -200,6 +207,69 @@ class WorkerConfig(metaclass=_ActiveConfig):
         )
         config._derived = data_parallel_group is None
         return config
+
+    @classmethod
+    def from_mesh(
+        cls,
+        device_mesh: DeviceMesh,
+        *,
+        data: str | Sequence[str],
+        shared: str | Sequence[str] = (),
+        num_workers: int | Literal["auto"] = 4,
+        **kwargs: Any,
+    ) -> WorkerConfig:
+        """Returns the configuration of this process in a mesh. A collective call: every rank of the mesh makes it.
+
+        Ranks that differ only along shared dimensions, such as tensor-parallel ones, get the same batches: on each
+        node one of them reads, and the others take what it has read (docs/parallelism.md).
+
+        Args:
+            device_mesh: A mesh whose dimensions have names.
+            data: Names of the dimensions over which the samples are divided, such as ("dp_replicate", "dp_shard").
+            shared: Names of the dimensions whose ranks need the same batches, such as ("tp", "cp", "pp").
+            num_workers: Worker processes of each rank that reads; "auto" adapts their number.
+            **kwargs: Further fields of WorkerConfig.
+
+        Raises:
+            ConfigError: A name is not of the mesh, or a dimension is not mentioned.
+        """
+        return cls._from_axes(axes_of_mesh(device_mesh, data, shared), num_workers, kwargs)
+
+    @classmethod
+    def from_groups(
+        cls,
+        data_parallel_group: ProcessGroup | None = None,
+        *,
+        shared: Sequence[ProcessGroup | None] = (),
+        num_workers: int | Literal["auto"] = 4,
+        **kwargs: Any,
+    ) -> WorkerConfig:
+        """Returns the configuration of this process from process groups, as Megatron-Core keeps them.
+
+        A collective call over the shared groups. Without them it is `default_worker_config`.
+
+        Args:
+            data_parallel_group: The ranks that read different samples; None is the whole world.
+            shared: Groups of ranks that need the same batches, such as the tensor-, context- and pipeline-parallel
+                group of this rank, or one group of all of them.
+            num_workers: Worker processes of each rank that reads; "auto" adapts their number.
+            **kwargs: Further fields of WorkerConfig.
+
+        Raises:
+            StateError: torch.distributed is not initialised.
+        """
+        return cls._from_axes(axes_of_groups(data_parallel_group, shared), num_workers, kwargs)
+
+    @classmethod
+    def _from_axes(cls, axes: Axes, num_workers: int | Literal["auto"], kwargs: dict[str, Any]) -> WorkerConfig:
+        return cls(
+            rank=axes.rank,
+            world_size=axes.world_size,
+            data_parallel_group=axes.data_parallel_group,
+            num_workers=num_workers,
+            share_group=meet(axes.shared),
+            **kwargs,
+        )
 
     def with_workers(self, num_workers: int) -> WorkerConfig:
         """Returns a copy for another number of workers and the same streams.
@@ -396,9 +466,9 @@ class WorkerConfig(metaclass=_ActiveConfig):
         return hash((self.rank, self.world_size, self.num_workers))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process group cannot be pickled, and workers do not need it.
+        # Process groups and sockets cannot be pickled, and workers do not need them.
         state = {name: getattr(self, name) for name in self.__slots__}
-        state["data_parallel_group"] = None
+        state["data_parallel_group"] = state["share_group"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,11 +13,13 @@ from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOp
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.followed import FollowedDataset
 from energon_dali.datasets.grouping.global_batch import OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
-from energon_dali.errors import EmptyDatasetError
+from energon_dali.errors import ConfigError, EmptyDatasetError
 from energon_dali.plan.global_step import Uneven
+from energon_dali.shards.documents.content import excerpt
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -103,15 +105,18 @@ def get_train_dataset(
         uneven=uneven,
         on_missing=on_missing,
     )
+    asked = _describe_call("get_train_dataset", path, options)
+    if options.is_follower:
+        return FollowedDataset(options.worker_config, asked)
     if builds_itself(options.encoder):
         blend, sources = open_plain_sources(path, options)
         if repeat:
             _refuse_empty(sources, split_part, hint=".")
-        return Builder(blend, sources, options).build()
+        return _named(Builder(blend, sources, options).build(), asked)
     blend, opened = open_sources(path, options)
     if repeat:
         _refuse_empty([one.source for one in opened], split_part, hint=".")
-    return build_stages(blend_sources(blend, opened, options), options)
+    return _named(build_stages(blend_sources(blend, opened, options), options), asked)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -164,15 +169,18 @@ def get_val_dataset(
         limit=limit,
         global_batch_size=global_batch_size,
     )
+    asked = _describe_call("get_val_dataset", path, options)
+    if options.is_follower:
+        return FollowedDataset(options.worker_config, asked)
     if builds_itself(options.encoder):
         blend, sources = open_plain_sources(path, options)
         if not allow_empty:
             _refuse_empty(sources, split_part)
-        return Builder(blend, sources, options).build()
+        return _named(Builder(blend, sources, options).build(), asked)
     _, opened = open_sources(path, options)
     if not allow_empty:
         _refuse_empty([one.source for one in opened], split_part)
-    return build_stages(chain_sources(opened, options), options)
+    return _named(build_stages(chain_sources(opened, options), options), asked)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -208,6 +216,11 @@ def get_val_datasets(
         limit=limit,
         global_batch_size=global_batch_size,
     )
+    if options.is_follower:
+        raise ConfigError(
+            "get_val_datasets opens what it lists, and another rank opens datasets for this one. Give the datasets to "
+            "get_val_dataset one by one, or let every rank read (leave `shared` out of this WorkerConfig)."
+        )
     if builds_itself(options.encoder):
         blend, sources = open_plain_sources(path, options)
         for source in () if allow_empty else sources:
@@ -221,6 +234,19 @@ def get_val_datasets(
         for one in opened:
             _refuse_empty([one.source], split_part)
     return [(build_stages(chain_sources([one], options), options), one.source) for one in opened]
+
+
+def _describe_call(function: str, path: AnyPath, options: DatasetOptions) -> str:
+    """Returns how a program asked for a dataset: ranks that share its batches compare it."""
+    numbers = {name: getattr(options, name) for name in ("batch_size", "global_batch_size", "packing_buffer_size")}
+    given = "".join(f", {name}={value}" for name, value in numbers.items() if value is not None)
+    return f"{function}({excerpt(path)}, split_part={options.split_part!r}{given})"
+
+
+def _named(dataset: SavableDataset[Any], asked: str) -> SavableDataset[Any]:
+    """Notes on a dataset how the program asked for it."""
+    dataset.__dict__["asked_as"] = asked
+    return dataset
 
 
 def _refuse_empty(
