@@ -213,6 +213,7 @@ class Link:
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._released: deque[int] = deque()
         self._late: tuple[int, ...] = ()
+        self._is_lost = False
 
     def welcome(self) -> Welcome:
         """Returns what the reader says of its loader; connects if that has not been done.
@@ -223,7 +224,7 @@ class Link:
         """
         if self._channel is None:
             self._channel = connect(self.reader)
-            self.send(self._hello)
+            self._send(self._hello)
         if self._welcome is None:
             self._welcome = self.receive()[0]
         if self._welcome.refusal is not None:
@@ -233,17 +234,12 @@ class Link:
             )
         return self._welcome
 
-    def send(self, message: Hello | Took | Goodbye) -> None:
-        """Sends a message.
-
-        Raises:
-            WorkerDiedError: The reader has ended.
-        """
+    def _send(self, message: Hello | Took) -> None:
         assert self._channel is not None
         try:
             self._channel.send(encode(message))
-        except OSError as error:
-            raise ended(self.reader.rank) from error
+        except OSError:
+            self._is_lost = True  # what it sent before it ended can still be received
 
     def ask(self, course: Course, given: int) -> None:
         """Asks for an element.
@@ -253,7 +249,7 @@ class Link:
             given: Elements, and ends of epochs, that were delivered before.
         """
         self.welcome()
-        self.send(Took(course, given, self.take_released()))
+        self._send(Took(course, given, self.take_released()))
 
     def receive(self) -> tuple[Any, list[int]]:
         """Returns the next message that is not about waiting, and its descriptors.
@@ -265,7 +261,14 @@ class Link:
         assert self._channel is not None
         began = time.monotonic()
         while True:
-            received = self._channel.receive(wait=False) if readable([self._channel.fileno()], 1.0) else None
+            readable([self._channel.fileno()], 1.0)
+            try:
+                received = self._channel.receive(wait=False)
+            except EOFError:
+                if self._is_lost:
+                    raise ended(self.reader.rank) from None
+                self._is_lost = True  # a reset connection says so first, and then gives what arrived
+                continue
             if received is None:
                 self._judge(time.monotonic() - began)
                 continue

@@ -207,8 +207,9 @@ def late_ranks(ranks: tuple[int, ...], seconds: float) -> WatchdogTimeoutError:
     named = f"Rank {ranks[0]} has" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} have"
     return WatchdogTimeoutError(
         f"{named} not asked for a batch for {seconds:.0f} s, and the ranks that share batches with it wait. All of "
-        "them must call next equally often. Leave a dimension of the mesh out of `shared` if its ranks need no "
-        "batches, or raise watchdog_timeout_seconds if a step may take that long."
+        "them must call next equally often, and skip_steps, set_weights, resize and the like between the same batches. "
+        "Leave a dimension of the mesh out of `shared` if its ranks need no batches, or raise "
+        "watchdog_timeout_seconds if a step may take that long."
     )
 
 

@@ -48,6 +48,8 @@ class Plan:
     """How long each rank waits before each batch, times its rank."""
     calls: list[list[Any]] = field(default_factory=list)
     """[after how many batches, method, arguments by name]."""
+    differ: bool = False
+    """Whether rank 1 leaves out a step more than the others."""
     keep: bool = False
     """Whether ranks keep all batches and compare them again at the end."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +106,8 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
     while len(seen) < plan.batches:
         for after, method, arguments in plan.calls:
             if after == len(seen):
-                getattr(loader, method)(**arguments)
+                more = {"stop": arguments["stop"] + 1} if plan.differ and rank == 1 else {}
+                getattr(loader, method)(**{**arguments, **more})
         if rank is not None:
             time.sleep(plan.pause_seconds * rank)
             if plan.kill.get("after") == len(seen):
@@ -152,7 +155,7 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
         if plan.state is not None:
             loader.restore_state_global(json.loads(Path(plan.state).read_text()))
         if rank in plan.absent:
-            time.sleep(8)
+            time.sleep(5)
         else:
             report["seen"] = taken(loader, plan, rank)
             report["state"] = loader.save_state_global(global_dst_rank=_first(config))
