@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.samples.delivery import Place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -169,6 +171,7 @@ class Axes:
     world_size: int
     data_parallel_group: ProcessGroup | None
     shared: tuple[ProcessGroup, ...]
+    place: Place
 
 
 def axes_of_mesh(mesh: DeviceMesh, data: Sequence[str] | str, shared: Sequence[str] | str) -> Axes:
@@ -177,7 +180,8 @@ def axes_of_mesh(mesh: DeviceMesh, data: Sequence[str] | str, shared: Sequence[s
     Args:
         mesh: A DeviceMesh with names.
         data: Names of the dimensions over which the data is divided, the slowest first.
-        shared: Names of the dimensions whose ranks need the same batches.
+        shared: Names of the dimensions whose ranks need the same batches; "pp" and "cp" among them say where this rank
+            is in a pipeline and in a context-parallel group.
 
     Raises:
         ConfigError: A name is unknown or given twice, or a dimension is in neither list.
@@ -207,7 +211,12 @@ def axes_of_mesh(mesh: DeviceMesh, data: Sequence[str] | str, shared: Sequence[s
         _product(sizes[name] for name in data),
         _group_of(mesh, several),
         tuple(mesh.get_group(name) for name in shared if sizes[name] > 1),
+        Place(*_place_in(mesh, sizes, "pp"), *_place_in(mesh, sizes, "cp")),
     )
+
+
+def _place_in(mesh: DeviceMesh, sizes: Mapping[str, int], name: str) -> tuple[int, int]:
+    return (mesh.get_local_rank(name), sizes[name]) if name in sizes else (0, 1)
 
 
 def _names(given: Sequence[str] | str) -> tuple[str, ...]:
@@ -230,12 +239,13 @@ def _group_of(mesh: DeviceMesh, names: list[str]) -> ProcessGroup | None:
     return mesh[tuple(names)]._flatten().get_group()
 
 
-def axes_of_groups(data: ProcessGroup | None, shared: Sequence[ProcessGroup | None]) -> Axes:
+def axes_of_groups(data: ProcessGroup | None, shared: Mapping[str, ProcessGroup | None]) -> Axes:
     """Returns where this process is, from process groups as Megatron-Core keeps them.
 
     Args:
         data: The data-parallel group; None is the whole world.
-        shared: Groups of ranks that need the same batches; None stands for a group of one.
+        shared: Groups of ranks that need the same batches, by name; "pp" and "cp" say where this rank is in a pipeline
+            and in a context-parallel group. None stands for a group of one.
 
     Raises:
         StateError: torch.distributed is not initialised.
@@ -247,4 +257,45 @@ def axes_of_groups(data: ProcessGroup | None, shared: Sequence[ProcessGroup | No
             "Ranks that share their batches find each other over process groups, and torch.distributed is not "
             "initialised. Call torch.distributed.init_process_group first."
         )
-    return Axes(dist.get_rank(data), dist.get_world_size(data), data, tuple(one for one in shared if one is not None))
+
+    def place(name: str) -> tuple[int, int]:
+        group = shared.get(name)
+        return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+
+    groups = tuple(group for group in shared.values() if group is not None)
+    return Axes(dist.get_rank(data), dist.get_world_size(data), data, groups, Place(*place("pp"), *place("cp")))
+
+
+_MEGATRON_GETTERS = {
+    "dp": "get_data_parallel_group",
+    "tp": "get_tensor_model_parallel_group",
+    "cp": "get_context_parallel_group",
+    "pp": "get_pipeline_model_parallel_group",
+}
+"""Functions of megatron.core.parallel_state; a ProcessGroupCollection has the short names as attributes."""
+
+
+def groups_of_megatron(source: Any) -> dict[str, ProcessGroup | None]:
+    """Returns Megatron-Core's groups of this process by their short names.
+
+    Args:
+        source: `megatron.core.parallel_state`, a ProcessGroupCollection, or None, which imports the former.
+
+    Raises:
+        ConfigError: It is neither, or Megatron-Core is not installed.
+    """
+    if source is None:
+        try:
+            source = importlib.import_module("megatron.core.parallel_state")
+        except ImportError as error:
+            raise ConfigError(
+                f"megatron.core cannot be imported ({error}). Give a ProcessGroupCollection, or use from_groups or "
+                "from_mesh."
+            ) from error
+    if hasattr(source, _MEGATRON_GETTERS["dp"]):
+        return {name: getattr(source, getter)() for name, getter in _MEGATRON_GETTERS.items()}
+    if hasattr(source, "dp"):
+        return {name: getattr(source, name, None) for name in _MEGATRON_GETTERS}
+    raise ConfigError(
+        f"{source!r} has no groups of Megatron-Core. Give megatron.core.parallel_state or a ProcessGroupCollection."
+    )

@@ -187,6 +187,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     self._reporter.report(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
+                if self.worker_config.delivery is not None:
+                    element = self.worker_config.delivery.of(element)
                 self._note_closed(prefetcher)
                 self._given += 1
                 self._clock.stop(started, occupancy)
