@@ -213,7 +213,7 @@ def fields_of(batch: Any) -> Mapping[str, Any]:
     if hasattr(batch, "__dataclass_fields__"):
         return attributes_of(batch)
     raise ConfigError(
-        f"A batch is a {type(batch).__name__}, and fields can only be left out of dicts and dataclasses, and cut there. "
+        f"A batch is a {type(batch).__name__}; fields can be left out or cut only in dicts and dataclasses. "
         "Return one of these from encode_batch."
     )
 
