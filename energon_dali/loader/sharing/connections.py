@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
@@ -15,13 +14,11 @@ from energon_dali.errors import WorkerDiedError, WorkerError
 from energon_dali.loader.processes.channel import Channel
 from energon_dali.loader.sharing.messages import Hello, decode
 from energon_dali.shards.storage.forks import drop_in_child
+from energon_dali.shards.storage.node_files import is_own_user
 from energon_dali.share_group import ShareGroup
 
 if TYPE_CHECKING:
     from energon_dali.share_group import Member
-
-_CREDENTIALS = struct.Struct("3i")
-"""What SO_PEERCRED gives: pid, uid and gid."""
 
 
 class Reception:
@@ -143,13 +140,6 @@ def drain(event: int) -> None:
     """Takes what was written to an eventfd, if anything was."""
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(event)
-
-
-def is_own_user(connection: socket.socket) -> bool:
-    """Returns whether the process at the other end runs as the user of this one."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(found)
-    return bool(uid == os.getuid())
 
 
 def connect(reader: Member) -> Channel:
