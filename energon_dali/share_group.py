@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.samples.delivery import Place
@@ -189,7 +189,7 @@ def axes_of_mesh(mesh: DeviceMesh, data: Sequence[str] | str, shared: Sequence[s
     data, shared = _names(data), _names(shared)
     known = tuple(mesh.mesh_dim_names or ())
     given = (*data, *shared)
-    sizes = {name: cast("int", mesh.size(number)) for number, name in enumerate(known)}
+    sizes = {name: mesh.size(number) for number, name in enumerate(known)}
     unknown = [name for name in given if name not in known]
     if unknown or len(set(given)) < len(given):
         raise ConfigError(

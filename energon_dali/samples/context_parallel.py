@@ -101,7 +101,8 @@ def positions_of_rank(
     first = np.stack([edges[:-1] + rank * chunk, edges[:-1] + (2 * size - 1 - rank) * chunk], axis=1).ravel()
     counts = np.repeat(chunk, 2)
     offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(first, counts) + offsets
+    positions: np.ndarray[Any, np.dtype[np.int64]] = np.repeat(first, counts) + offsets
+    return positions
 
 
 def items_of_rank(count: int, rank: int, size: int) -> range:

@@ -6,6 +6,7 @@ python -m tests.loader.sharing.mesh_job FOLDER OUT JSON    runs all ranks, each 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import energon_dali as ed
+from energon_dali.samples.context_parallel import ContextCut
 
 BATCH_SIZE = 2
 
@@ -54,6 +56,10 @@ class Plan:
     """Whether ranks keep all batches and compare them again at the end."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the loader."""
+    deliver: dict[str, str] | None = None
+    """Roles by field."""
+    cut: dict[str, int] | None = None
+    """Dimensions of tokens by field."""
     absent: list[int] = field(default_factory=list)
     """Ranks that never take a batch."""
 
@@ -68,6 +74,7 @@ class Numbers(ed.DefaultTaskEncoder):  # type: ignore[type-arg]
             "__key__": sample.__key__,
             "__restore_key__": sample.__restore_key__,
             "number": torch.tensor(number),
+            "tokens": torch.arange(8) + 8 * number,
             "pixels": torch.full((3, 40, 40), float(number)),
             "text": sample.text,
         }
@@ -147,7 +154,9 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
     world = math.prod(plan.mesh.values())
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
-    config = ed.WorkerConfig.from_mesh(mesh, data=plan.data, shared=plan.shared, num_workers=plan.workers)
+    cut = None if plan.cut is None else ContextCut(plan.cut)
+    options: dict[str, Any] = {"num_workers": plan.workers, "deliver": plan.deliver, "cut": cut}
+    config = ed.WorkerConfig.from_mesh(mesh, data=plan.data, shared=plan.shared, **options)
     report: dict[str, Any] = {"data_rank": config.rank, "pid": os.getpid(), "began": time.time()}
     try:
         loader = open_loader(folder, config, plan)
@@ -156,6 +165,10 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
             loader.restore_state_global(json.loads(Path(plan.state).read_text()))
         if rank in plan.absent:
             time.sleep(5)
+        elif plan.cut is not None:
+            parts = list(itertools.islice(loader, plan.batches))
+            report["fields"] = sorted(parts[0])
+            report["tokens"] = [part["tokens"].tolist() for part in parts]
         else:
             report["seen"] = taken(loader, plan, rank)
             report["state"] = loader.save_state_global(global_dst_rank=_first(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import energon_dali as ed
 from tests.integrations.phases import number_shards
@@ -157,3 +159,17 @@ def test_other_calls_on_a_follower_are_an_error(jobs: Jobs) -> None:
     calls = [[2, "skip_steps", {"first": 3, "stop": 4}]]
     reports = jobs.run(replace(TP3, workers=0, calls=calls, differ=True))
     assert "other arguments or in another order" in reports[0]["error"][1]
+
+
+def test_parts_of_sequences_joined_are_the_whole_and_fields_go_to_their_stages(jobs: Jobs, folder: Path) -> None:
+    plan = Plan({"pp": 2, "cp": 2}, [], ["pp", "cp"], deliver={"pixels": "first_stage"}, cut={"tokens": 1})
+    reports = jobs.run(plan)
+    with open_loader(folder, ed.WorkerConfig(rank=0, world_size=1, num_workers=0), plan) as loader:
+        whole = [batch["tokens"] for batch in itertools.islice(loader, plan.batches)]
+    for stage in range(2):
+        first, second = (torch.tensor(reports[2 * stage + rank]["tokens"]) for rank in range(2))
+        joined = torch.cat([first[..., :2], second, first[..., 2:]], dim=-1)
+        assert torch.equal(joined, torch.stack(whole))
+        fields = [reports[2 * stage + rank]["fields"] for rank in range(2)]
+        assert fields[0] == fields[1]
+        assert ("pixels" in fields[0]) == (stage == 0)
