@@ -153,11 +153,13 @@ from energon_dali.integrations.loader_panel import (
 )
 from energon_dali.loader.basic_loader import (
     BasicDataLoader as BasicDataLoader,
+)
+from energon_dali.loader.get_loader import (
     get_loader as get_loader,
+    get_savable_loader as get_savable_loader,
 )
 from energon_dali.loader.savable_loader import (
     SavableDataLoader as SavableDataLoader,
-    get_savable_loader as get_savable_loader,
 )
 from energon_dali.loader.statistics import (
     LoaderStatistics as LoaderStatistics,
@@ -200,6 +202,13 @@ from energon_dali.samples.batching import (
 )
 from energon_dali.samples.clips import (
     Clips as Clips,
+)
+from energon_dali.samples.context_parallel import (
+    ContextCut as ContextCut,
+    cut_sequence as cut_sequence,
+    pad_lengths as pad_lengths,
+    padding_multiple as padding_multiple,
+    positions_of_rank as positions_of_rank,
 )
 from energon_dali.shards import (
     RetryPolicy as RetryPolicy,

@@ -13,12 +13,14 @@ from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOp
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.followed import FollowedDataset
 from energon_dali.datasets.grouping.global_batch import OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
-from energon_dali.errors import EmptyDatasetError
+from energon_dali.errors import ConfigError, EmptyDatasetError
 from energon_dali.metadataset.reference import ResolvedBlend
 from energon_dali.plan.global_step import Uneven
+from energon_dali.shards.documents.content import excerpt
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -84,10 +86,14 @@ def get_train_dataset(
         ConfigError: An argument is invalid.
         DatasetError: The dataset cannot be read, or has no samples to repeat (EmptyDatasetError).
     """
-    options, blend, opened = _opened(locals(), training=True)
+    options = _options_of(locals(), training=True)
+    asked = _describe_call("get_train_dataset", path, options)
+    if options.is_follower:
+        return FollowedDataset(options.worker_config, asked)
+    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
     if repeat:
         _refuse_empty(opened, split_part, hint=".")
-    return _tree_of(blend, opened, options)
+    return _tree_of(blend, opened, options, asked)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -128,10 +134,14 @@ def get_val_dataset(
         ConfigError: An argument is invalid.
         DatasetError: The dataset cannot be read, or has no samples (EmptyDatasetError).
     """
-    options, blend, opened = _opened(locals(), training=False)
+    options = _options_of(locals(), training=False)
+    asked = _describe_call("get_val_dataset", path, options)
+    if options.is_follower:
+        return FollowedDataset(options.worker_config, asked)
+    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
     if not allow_empty:
         _refuse_empty(opened, split_part)
-    return _tree_of(blend, opened, options)
+    return _tree_of(blend, opened, options, asked)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -155,35 +165,61 @@ def get_val_datasets(
         ConfigError: An argument is invalid.
         DatasetError: A dataset cannot be read, or has no samples (EmptyDatasetError).
     """
-    options, blend, opened = _opened(locals(), training=False)
+    options = _options_of(locals(), training=False)
+    if options.is_follower:
+        raise ConfigError(
+            "get_val_datasets opens what it lists, and another rank opens datasets for this one. Give the datasets to "
+            "get_val_dataset one by one, or let every rank read (leave `shared` out of this WorkerConfig)."
+        )
+    asked = _describe_call("get_val_datasets", path, options)
+    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
     for one in () if allow_empty else opened:
         _refuse_empty([one], split_part)
     return [
-        (_tree_of(replace(blend, sources=(reference,)), [one], options), one.source)
+        (_tree_of(replace(blend, sources=(reference,)), [one], options, asked), one.source)
         for reference, one in zip(blend.sources, opened, strict=True)
     ]
 
 
-def _opened(call: dict[str, Any], *, training: bool) -> tuple[DatasetOptions, ResolvedBlend, Sequence[LoadedSource]]:
-    """Returns (the options of a call of one of the functions above, the references of its sources, these, opened).
+def _options_of(call: dict[str, Any], *, training: bool) -> DatasetOptions:
+    """Returns the options of a call of one of the functions above.
 
     Args:
         call: All of its arguments, by name.
         training: Whether it opens a dataset for training.
     """
     own = {name: value for name, value in call.items() if name not in ("path", "allow_empty")}
-    options = DatasetOptions.of_call(
+    return DatasetOptions.of_call(
         own.pop("task_encoder"), own.pop("worker_config"), own.pop("kwargs"), training=training, **own
     )
-    return options, *open_sources(call["path"], options, plain=builds_itself(options.encoder))
 
 
-def _tree_of(blend: ResolvedBlend, opened: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
-    """Returns the tree of datasets over open sources, whose references `blend` has in the same order."""
+def _tree_of(
+    blend: ResolvedBlend, opened: Sequence[LoadedSource], options: DatasetOptions, asked: str
+) -> SavableDataset[Any]:
+    """Returns the tree of datasets over open sources, whose references `blend` has in the same order.
+
+    Args:
+        blend: The references.
+        opened: The sources.
+        options: Options of the call.
+        asked: How the program asked for the dataset.
+    """
     if builds_itself(options.encoder):
-        return Builder(blend, [one.source for one in opened], options).build()
-    mixture = blend_sources(blend, opened, options) if options.training else chain_sources(opened, options)
-    return build_stages(mixture, options)
+        tree = Builder(blend, [one.source for one in opened], options).build()
+    elif options.training:
+        tree = build_stages(blend_sources(blend, opened, options), options)
+    else:
+        tree = build_stages(chain_sources(opened, options), options)
+    tree.__dict__["asked_as"] = asked
+    return tree
+
+
+def _describe_call(function: str, path: AnyPath, options: DatasetOptions) -> str:
+    """Returns how a program asked for a dataset: ranks that share its batches compare it."""
+    numbers = {name: getattr(options, name) for name in ("batch_size", "global_batch_size", "packing_buffer_size")}
+    given = "".join(f", {name}={value}" for name, value in numbers.items() if value is not None)
+    return f"{function}({excerpt(path)}, split_part={options.split_part!r}{given})"
 
 
 def _refuse_empty(

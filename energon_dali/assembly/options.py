@@ -202,6 +202,12 @@ class DatasetOptions:
                 "out."
             )
 
+    @property
+    def is_follower(self) -> bool:
+        """Whether another rank reads the dataset for this one."""
+        group = self.worker_config.share_group
+        return group is not None and group.is_follower
+
     @classmethod
     def of_call(
         cls,

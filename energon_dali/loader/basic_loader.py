@@ -185,6 +185,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     self._reporter.report(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
+                if self.worker_config.delivery is not None:
+                    element = self.worker_config.delivery.of(element)
                 self._note_closed(prefetcher)
                 self._given += 1
                 self._clock.stop(started, occupancy)
@@ -232,12 +234,14 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             self._shared_cache = cache_pool.shared_by(self.worker_config.num_workers + 1)
         options = replace(self._options, cache_pool=self._shared_cache or self._options.cache_pool)
         with interrupts_deferred():  # what runs already and is not stored here would never be ended
-            self._prefetcher = prefetcher = open_prefetcher(
-                self._tree, options, self._state, self._metrics, self._watchdog
-            )
+            self._prefetcher = prefetcher = self._start_prefetcher(options)
             self._closing = ClosedWithReport(prefetcher, self._reporter)
             self._finalizer = close_when_collected(self, self._closing)
         return prefetcher
+
+    def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        """Returns what brings the batches after the last delivered one; its workers, processes and threads run."""
+        return open_prefetcher(self._tree, options, self._state, self._metrics, self._watchdog)
 
     @property
     def _state(self) -> State | None:
@@ -418,17 +422,3 @@ class _Ranges:
         if self._annotate is None:
             return contextlib.nullcontext()
         return cast("contextlib.AbstractContextManager[Any]", self._annotate(name, domain="energon_dali"))
-
-
-@explain_call
-@show_loader_options
-def get_loader(
-    dataset: SavableDataset[T], *, worker_config: WorkerConfig | None = None, **options: Unpack[LoaderArguments]
-) -> BasicDataLoader[T]:
-    """Returns a loader without state saving; its arguments are those of `BasicDataLoader`.
-
-    Raises:
-        ConfigError: An argument is invalid.
-        DeviceError: pin_memory=True without CUDA.
-    """
-    return BasicDataLoader(dataset, worker_config=worker_config, **options)

@@ -8,6 +8,7 @@ is what planning the steps again that are over needs: their sizes, and weights t
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import threading
 import zlib
@@ -145,6 +146,13 @@ class DeliveryLog:
         self._encoded = self._next
         """The same, of those in the data: others did not fit."""
         self._dropped = part.dropped
+
+    def twin(self) -> DeliveryLog:
+        """Returns a copy that goes on by itself."""
+        with self._lock:
+            twin = copy.copy(self)
+            twin._lock, twin._parts = threading.RLock(), list(self._parts)
+            return twin
 
     @property
     def history(self) -> History:

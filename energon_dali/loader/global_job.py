@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,12 @@ class GlobalJob:
         """Steps that were left out before the first batch, as (first, step after the last)."""
         self._asked_weights: list[tuple[WeightChange, Over, WeightChange]] = []
         """Weights that were set before the first batch, what their points count, and what a state says of them."""
+
+    def twin(self) -> GlobalJob:
+        """Returns a copy with a log of its own."""
+        twin = copy.copy(self)
+        twin._log = self._log.twin()
+        return twin
 
     @property
     def _batches(self) -> GlobalBatchPlan:

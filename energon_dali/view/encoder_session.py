@@ -21,7 +21,7 @@ from energon_dali.assembly.pipeline import build_stages
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
-from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.loader.get_loader import get_savable_loader
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.plan.slices import Slices
 from energon_dali.shards.index.tar_index import read_tar_index

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.node_files import read_once
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import current_scope
 
@@ -38,13 +39,17 @@ def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
 
 
 def read_stored(path: StoragePath, max_bytes: int) -> bytes | None:
-    """Returns the content of a file from its storage, in one request; see `read_content`."""
-    try:
-        content = path.read_bytes(max_bytes)
-        if len(content) > max_bytes:
-            raise too_large(path, max(path.size(), len(content)), max_bytes)
-    except FileNotFoundError:
-        return None
+    """Returns the content of a file from its storage, in one request of one process of the node; see `read_content`."""
+
+    def read() -> bytes | None:
+        try:
+            return path.read_bytes(max_bytes)
+        except FileNotFoundError:
+            return None
+
+    content = read() if path.is_local else read_once(f"{path.url} {max_bytes}", read)
+    if content is not None and len(content) > max_bytes:
+        raise too_large(path, max(path.size(), len(content)), max_bytes)
     return content
 
 

@@ -37,6 +37,7 @@ from energon_dali.shards.index.scattered_extents import ScatteredExtents, even_s
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.node_files import NodeReader
 from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
 from energon_dali.shards.storage.retry import with_retries
@@ -143,7 +144,7 @@ class ExtentFile:
 
     def __init__(self, path: StoragePath) -> None:
         self.path = path
-        self._reader: RangeReader = path.open()
+        self._reader: RangeReader = path.open() if path.is_local else NodeReader(path)
         header = self._reader.read_at(0, _HEADER.size)
         if len(header) < _HEADER.size or header[:8] != MAGIC:
             self._reader.close()
