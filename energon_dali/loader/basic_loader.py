@@ -87,6 +87,9 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         DeviceError: pin_memory=True without CUDA.
     """
 
+    shares_batches = False
+    """Whether loaders of this class give their batches to other ranks, or take them from one."""
+
     @explain_call
     @show_loader_options
     def __init__(
@@ -108,6 +111,13 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
                     "worker_config out to take the dataset's."
                 )
+        group = dataset.worker_config.share_group
+        if group is not None and group.followers and not self.shares_batches:
+            raise ConfigError(
+                f"Ranks {[one.rank for one in group.members]} share their batches, and a {type(self).__name__} would "
+                "read for this one alone. Call get_savable_loader(dataset) or get_loader(dataset), which make the "
+                "loader that this rank needs."
+            )
         refuse_stages(dataset)
         self.dataset = dataset
         self.worker_config = dataset.worker_config

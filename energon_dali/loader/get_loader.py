@@ -40,7 +40,7 @@ def get_savable_loader(
         DeviceError: pin_memory=True without CUDA.
     """
     given = {name: value for name, value in locals().items() if name != "options"}
-    kind = _kind_of_loader(dataset) or SavableDataLoader
+    kind = kind_of_loader(dataset) or SavableDataLoader
     return kind(**given, **options)
 
 
@@ -55,11 +55,11 @@ def get_loader(
         ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
-    kind = _kind_of_loader(dataset) or BasicDataLoader
+    kind = kind_of_loader(dataset) or BasicDataLoader
     return kind(dataset, worker_config=worker_config, **options)
 
 
-def _kind_of_loader(dataset: object) -> type[SavableDataLoader[Any]] | None:
+def kind_of_loader(dataset: object) -> type[SavableDataLoader[Any]] | None:
     """Returns the class of the loader of a dataset whose batches ranks share; None if this rank reads for itself."""
     group = dataset.worker_config.share_group if isinstance(dataset, SavableDataset) else None
     if group is None or not group.followers:

@@ -10,6 +10,10 @@ stays locked in the child. These are the threads of this package, by name, and w
   (`shards/storage/forks.drop_in_child`), or only used by one loader.
 - `energon-dali-cache` fetches files for hooks. Its files and locks belong to one process, which they compare.
 - `energon-dali-panel` and `energon-dali-watchdog` write to the standard error. Forks wait for that (`without_forks`).
+- `energon-dali-publish` gives batches to other ranks. Its sockets are closed in a child. Where it runs hooks, it is
+  named as the rank's thread.
+- `energon-dali-share` and `energon-dali-files` wait for other processes of the node. Their sockets are closed in a
+  child.
 - `energon-dali-trace` and `energon-dali-close` hold nothing that a child uses.
 
 Modules that another thread is importing would never be complete in a child: see `wait_for_imports`.

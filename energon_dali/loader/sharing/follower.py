@@ -62,6 +62,8 @@ class FollowerLoader(SavableDataLoader[T]):
         **options: As those of SavableDataLoader; what is about reading and decoding has no effect.
     """
 
+    shares_batches = True
+
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
         super().__init__(FollowedDataset(dataset.worker_config, asked_as(dataset)), **options)
         group = self.worker_config.share_group

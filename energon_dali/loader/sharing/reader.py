@@ -13,7 +13,7 @@ from energon_dali.datasets.followed import asked_as
 from energon_dali.errors import WatchdogTimeoutError, WorkerError
 from energon_dali.loader.cuda_handoff import CudaHandoff
 from energon_dali.loader.deferred_close import close_when_collected
-from energon_dali.loader.prefetcher import Prefetcher
+from energon_dali.loader.prefetcher import DirectPrefetcher, Prefetcher, ThreadPrefetcher
 from energon_dali.loader.savable_loader import SavableDataLoader, make_state
 from energon_dali.loader.sharing.connections import reception_of
 from energon_dali.loader.sharing.messages import Course, Hello, Welcome
@@ -40,6 +40,8 @@ class ReaderLoader(SavableDataLoader[T]):
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         **options: As those of SavableDataLoader.
     """
+
+    shares_batches = True
 
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -153,7 +155,9 @@ class _PublishingPrefetcher:
         self._inner = inner
         self._handoff = CudaHandoff()
         self._shared = _Shared(inner, publisher, course, given, state_after, self._handoff)
-        self._thread = threading.Thread(target=_run, args=(self._shared,), name="energon-dali-publish", daemon=True)
+        # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
+        name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
+        self._thread = threading.Thread(target=_run, args=(self._shared,), name=name, daemon=True)
         self._thread.start()
 
     @property

@@ -13,10 +13,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import energon_dali as ed
+from energon_dali.compat import loading
 from energon_dali.samples.context_parallel import ContextCut
 
 BATCH_SIZE = 2
@@ -50,6 +53,8 @@ class Plan:
     """How long each rank waits before each batch, times its rank."""
     calls: list[list[Any]] = field(default_factory=list)
     """[after how many batches, method, arguments by name]."""
+    megatron: bool = False
+    """Whether the program takes its groups from Megatron-Core, and its loaders from `megatron.energon`."""
     differ: bool = False
     """Whether rank 1 leaves out a step more than the others."""
     keep: bool = False
@@ -102,7 +107,8 @@ def open_loader(folder: Path, config: ed.WorkerConfig, plan: Plan) -> Any:
         global_batch_size=plan.global_batch_size,
         task_encoder=Numbers(),
     )
-    return ed.get_savable_loader(dataset, **plan.options)
+    make: Any = loading.get_savable_loader if plan.megatron else ed.get_savable_loader
+    return make(dataset, **plan.options)
 
 
 def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
@@ -118,7 +124,7 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
         if rank is not None:
             time.sleep(plan.pause_seconds * rank)
             if plan.kill.get("after") == len(seen):
-                kill(plan, rank)
+                threading.Timer(plan.kill.get("delay", 0), kill, (plan, rank)).start()
         try:
             batch = next(batches)
         except StopIteration:
@@ -149,6 +155,16 @@ def _children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
+def parallel_state(mesh: Any) -> Any:
+    """Returns the functions of `megatron.core.parallel_state` that are asked, for a mesh of dp and tp."""
+    return SimpleNamespace(
+        get_data_parallel_group=lambda: mesh.get_group("dp"),
+        get_tensor_model_parallel_group=lambda: mesh.get_group("tp"),
+        get_context_parallel_group=lambda: None,
+        get_pipeline_model_parallel_group=lambda: None,
+    )
+
+
 def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
     """Runs a rank of the job, and writes what it saw."""
     world = math.prod(plan.mesh.values())
@@ -156,7 +172,11 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
     mesh = init_device_mesh("cpu", tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
     cut = None if plan.cut is None else ContextCut(plan.cut)
     options: dict[str, Any] = {"num_workers": plan.workers, "deliver": plan.deliver, "cut": cut}
-    config = ed.WorkerConfig.from_mesh(mesh, data=plan.data, shared=plan.shared, **options)
+    config: ed.WorkerConfig
+    if plan.megatron:
+        config = ed.WorkerConfig.from_megatron(parallel_state(mesh), **options)
+    else:
+        config = ed.WorkerConfig.from_mesh(mesh, data=plan.data, shared=plan.shared, **options)
     report: dict[str, Any] = {"data_rank": config.rank, "pid": os.getpid(), "began": time.time()}
     try:
         loader = open_loader(folder, config, plan)

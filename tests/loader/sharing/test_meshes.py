@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import random
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,7 @@ def check_equal(folder: Path, plan: Plan, reports: dict[int, Any], state: Any = 
             ),
             id="calls",
         ),
+        pytest.param(replace(DP2_TP2, megatron=True, batches=3), id="Megatron"),
     ],
 )
 def test_each_rank_has_the_batches_of_a_rank_that_reads_for_itself(jobs: Jobs, folder: Path, plan: Plan) -> None:
@@ -144,6 +146,32 @@ def test_when_one_is_killed_the_others_end_with_an_error(jobs: Jobs, killed: dic
     for report in reports.values():
         assert report["error"][0] == "WorkerDiedError", report["error"]
         assert report["seconds"] < 60
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_random_moments_nobody_hangs_and_nothing_is_left(jobs: Jobs, seed: int) -> None:
+    draw = random.Random(seed)
+    killed = draw.choice([{"rank": 0}, {"rank": draw.randrange(4)}, {"worker_of": 0}])
+    mesh = draw.choice([Plan({"dp": 2, "tp": 2}, ["dp"], ["tp"]), Plan({"cp": 2, "tp": 2}, [], ["cp", "tp"])])
+    plan = replace(mesh, workers=draw.randrange(3), batches=400, pause_seconds=draw.choice([0.0, 0.01]))
+    reports = jobs.run(replace(plan, kill={**killed, "after": draw.randrange(40), "delay": draw.random() / 5}))
+    group = {0, 1} if "dp" in plan.mesh else set(range(4))
+    if killed.get("rank", 0) not in group:
+        group = {2, 3}
+    survived = group - {killed.get("rank")} if "rank" in killed else group
+    if "rank" in killed or plan.workers:
+        assert all(reports[rank]["error"][0] == "WorkerDiedError" for rank in survived), reports
+    assert all(report["seconds"] < 60 for report in reports.values())
+    left = [pid for pid in Path("/proc").glob("[0-9]*") if str(jobs.out) in command_line(pid)]
+    assert not left
+
+
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def test_a_rank_that_takes_no_batches_is_named(jobs: Jobs) -> None:
