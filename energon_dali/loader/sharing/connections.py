@@ -37,6 +37,8 @@ class Reception:
         self._waiting: list[tuple[Hello, Channel]] = []
         """Those for loaders that this rank has not made."""
         self._loaders: dict[int, Registered] = {}
+        self._closed: set[int] = set()
+        """Loaders that this rank has dropped."""
         self._pid = os.getpid()
         threading.Thread(target=self._run, name="energon-dali-share", daemon=True).start()
 
@@ -52,9 +54,11 @@ class Reception:
         self._look_again()
 
     def unregister(self, number: int) -> None:
-        """Serves a loader no more."""
+        """Serves a loader no more: followers that ask for it find that it has ended."""
         with self._lock:
             self._loaders.pop(number, None)
+            self._closed.add(number)
+        self._look_again()
 
     def _look_again(self) -> None:
         if os.getpid() == self._pid:
@@ -100,8 +104,9 @@ class Reception:
     def _introduce(self) -> None:
         """Hands connections to their loaders."""
         with self._lock:
-            served = [(hello, channel) for hello, channel in self._waiting if hello.loader in self._loaders]
-            self._waiting = [one for one in self._waiting if one[0].loader not in self._loaders]
+            known = self._loaders.keys() | self._closed
+            served = [(hello, channel) for hello, channel in self._waiting if hello.loader in known]
+            self._waiting = [one for one in self._waiting if one[0].loader not in known]
         for hello, channel in served:
             loader = self._loaders.get(hello.loader)
             if loader is None:  # it was closed meanwhile

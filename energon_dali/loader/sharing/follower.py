@@ -19,6 +19,7 @@ from energon_dali.loader.deferred_close import close_when_collected
 from energon_dali.loader.processes.messages import rebuild_error
 from energon_dali.loader.processes.serialization import deserialize
 from energon_dali.loader.processes.shared_memory import map_memory
+from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.savable_loader import SavableDataLoader, without_failures
 from energon_dali.loader.sharing.connections import connect, ended, readable
 from energon_dali.loader.sharing.messages import (
@@ -104,6 +105,11 @@ class FollowerLoader(SavableDataLoader[T]):
         if isinstance(running, _FollowingPrefetcher):
             self._count = running.given
         return stopped
+
+    def close(self) -> None:
+        """Ends the iteration. A later one continues after the last batch, as on the rank that reads."""
+        super().close()
+        self._link.leave()
 
     # --- states -----------------------------------------------------------------------------------------------------
 
@@ -195,6 +201,14 @@ class FollowerLoader(SavableDataLoader[T]):
         self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
 
 
+class RemoteFailure(Exception):  # noqa: N818 - it carries one
+    """An exception ended the iteration of the rank that reads; `error` is that exception."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Link:
     """The connection of a follower's loader to the rank that reads, and what it maps of that rank's memory.
 
@@ -216,6 +230,8 @@ class Link:
         self._released: deque[int] = deque()
         self._late: tuple[int, ...] = ()
         self._is_lost = False
+        self.unclaimed: Element | None = None
+        """What was received and has not been delivered."""
 
     def welcome(self) -> Welcome:
         """Returns what the reader says of its loader; connects if that has not been done.
@@ -228,7 +244,7 @@ class Link:
             self._channel = connect(self.reader)
             self._send(self._hello)
         if self._welcome is None:
-            self._welcome = self.receive()[0]
+            self._welcome = self._receive()
         if self._welcome.refusal is not None:
             raise ConfigError(
                 f"Rank {self._hello.rank} cannot follow rank {self.reader.rank}: {self._welcome.refusal}. Ranks that "
@@ -243,42 +259,57 @@ class Link:
         except OSError:
             self._is_lost = True  # what it sent before it ended can still be received
 
-    def ask(self, course: Course, given: int) -> None:
-        """Asks for an element.
+    def element(self, course: Course, given: int) -> Element:
+        """Asks for an element, and returns it. It is kept as `unclaimed`, in case Ctrl-C comes before it is delivered.
 
         Args:
             course: What the loader was asked for.
             given: Elements, and ends of epochs, that were delivered before.
-        """
-        self.welcome()
-        self._send(Took(course, given, self.take_released()))
-
-    def receive(self) -> tuple[Any, list[int]]:
-        """Returns the next message that is not about waiting, and its descriptors.
 
         Raises:
+            RemoteFailure: An exception ended the reader's iteration.
             WorkerDiedError: The reader has ended.
             WatchdogTimeoutError: Ranks do not take their batches.
         """
+        found = self.unclaimed
+        if found is None or (found.course, found.given) != (course, given):
+            self.welcome()
+            self._send(Took(course, given, self.take_released()))
+        while found is None or (found.course, found.given) != (course, given):
+            if found is not None and found.payload is not None and found.payload.arena >= 0:
+                self._released.append(found.payload.arena)  # what was asked for after it changed what comes
+            self.unclaimed = None
+            message = self._receive()
+            if isinstance(message, Failed):
+                raise RemoteFailure(rebuild_error(message.error, f"rank {self.reader.rank}"))
+            found = message
+        return found
+
+    def _receive(self) -> Any:
+        """Returns the next message that is not about waiting; an element is `unclaimed` then."""
         assert self._channel is not None
         began = time.monotonic()
         while True:
             readable([self._channel.fileno()], 1.0)
-            try:
-                received = self._channel.receive(wait=False)
-            except EOFError:
-                if self._is_lost:
-                    raise ended(self.reader.rank) from None
-                self._is_lost = True  # a reset connection says so first, and then gives what arrived
-                continue
-            if received is None:
+            with interrupts_deferred():  # a message that was taken from the socket must not be lost
+                try:
+                    received = self._channel.receive(wait=False)
+                except EOFError:
+                    if self._is_lost:
+                        raise ended(self.reader.rank) from None
+                    self._is_lost = True  # a reset connection says so first, and then gives what arrived
+                    continue
+                message = None if received is None else decode(received[0])
+                if received is not None and isinstance(message, Element):
+                    self._keep(message.payload, received[1])
+                    self.unclaimed = message
+            if message is None:
                 self._judge(time.monotonic() - began)
-                continue
-            message = decode(received[0])
-            if not isinstance(message, Waiting):
+            elif isinstance(message, Waiting):
+                self._late = message.ranks
+            else:
                 self._late = ()
-                return message, received[1]
-            self._late = message.ranks
+                return message
 
     def _judge(self, waited: float) -> None:
         limit = self._watchdog.limit_seconds
@@ -286,23 +317,18 @@ class Link:
             raise late_ranks(self._late, waited)
         self._watchdog.check(waited)
 
-    def batch(self, payload: Payload, descriptors: list[int]) -> Any:
+    def batch(self, payload: Payload) -> Any:
         """Returns a batch. Its large tensors are views of a private mapping: what is written to them stays here."""
-        self._keep(payload, descriptors)
         if payload.arena < 0:
             return deserialize(memoryview(bytearray(payload.inline)), payload.extents, payload.tensors)
         if payload.must_copy:
             return deserialize(self._copied(payload.arena), payload.extents, payload.tensors)
         return deserialize(self._view(payload.arena), payload.extents, payload.tensors)
 
-    def drop(self, payload: Payload | None, descriptors: list[int]) -> None:
-        """Gives a batch back that nobody wants."""
-        if payload is not None:
-            self._keep(payload, descriptors)
-            if payload.arena >= 0:
-                self._released.append(payload.arena)
-
-    def _keep(self, payload: Payload, descriptors: list[int]) -> None:
+    def _keep(self, payload: Payload | None, descriptors: list[int]) -> None:
+        """Takes note of what comes with a batch: new arenas, and those that are not used any more."""
+        if payload is None:
+            return
         for number in payload.dropped:
             os.close(self._arenas.pop(number)[0])
         if payload.new_capacity:
@@ -337,7 +363,7 @@ class Link:
         return tuple(released)
 
     def leave(self) -> None:
-        """Tells the reader not to wait for this rank until it asks again."""
+        """Tells the reader that this rank may end."""
         if self._channel is not None and self._welcome is not None:
             try:
                 self._channel.send(encode(Goodbye()), wait=False)
@@ -346,10 +372,12 @@ class Link:
 
     def after_fork(self) -> None:
         """Closes the connection in a forked child: the reader would not notice that this rank has ended."""
+        self._welcome = None  # without a word to the reader, whose follower is the parent
         self.close()
 
     def close(self) -> None:
         """Ends the connection. Batches that are held stay valid: the reader does not use their memory again."""
+        self.leave()
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
@@ -393,25 +421,22 @@ class _FollowingPrefetcher:
     def next(self) -> Any:
         if self._failure is not None:
             raise self._failure
-        self._link.ask(self._course, self.given)
-        while True:
-            message, descriptors = self._link.receive()
-            if isinstance(message, Failed):
-                self._failure = rebuild_error(message.error, f"rank {self._link.reader.rank}")
-                raise self._failure
-            assert isinstance(message, Element)
-            if (message.course, message.given) == (self._course, self.given):
-                break
-            self._link.drop(message.payload, descriptors)  # what was asked for after it changed what comes
-        batch = None if message.payload is None else self._link.batch(message.payload, descriptors)
-        if message.payload is not None and message.payload.on_gpu:
+        try:
+            element = self._link.element(self._course, self.given)
+        except RemoteFailure as failure:
+            self._failure = failure.error
+            raise failure.error from failure.error.__cause__
+        batch = None if element.payload is None else self._link.batch(element.payload)
+        if element.payload is not None and element.payload.on_gpu:
             batch = move(batch, "cuda", non_blocking=False)
-        self.snapshot = pickle.loads(message.state)
+        snapshot = pickle.loads(element.state)
+        self._link.unclaimed = None
+        self.snapshot = snapshot
         self.given += 1
         self._watchdog.reset()
-        if message.ends_epoch:
+        if element.ends_epoch:
             raise StopIteration
         return batch if self._change is None else self._change(batch)
 
     def close(self) -> None:
-        self._link.leave()
+        """Does nothing: the connection is the loader's."""

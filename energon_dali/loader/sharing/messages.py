@@ -80,7 +80,7 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """A follower closed its loader: nobody waits for it until it asks again."""
+    """A follower closed its loader: if its connection ends now, nothing has gone wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from energon_dali.datasets.stream import State
+    from energon_dali.loader.deferred_close import Closeable
     from energon_dali.loader.processes.channel import Channel
 
 INLINE_BYTES = 16 << 10
@@ -57,6 +59,9 @@ class _Follower:
     sent: int = 0
     """Number of the next element that it has not been sent."""
     has_left: bool = False
+    """Whether it closed its loader: then its process may end, and it may also go on."""
+    is_gone: bool = False
+    """Whether its connection has ended after that; nobody waits for it."""
     known: set[int] = field(default_factory=set)
     """Arenas whose descriptors it has."""
     dropped: list[int] = field(default_factory=list)
@@ -84,16 +89,19 @@ class Publisher:
         self._arenas: dict[int, Arena] = {}
         self._users: dict[int, set[int]] = {}
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._has_noticed = False
         self.waits_for: tuple[int, ...] = ()
         """Ranks for which the reader has been waiting for some seconds."""
         self.is_closed = False
+        self.running: Closeable | None = None
+        """What publishes now; it is closed before the connections."""
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when this is closed."""
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Lets `wait_for_room` look again; for other threads."""
-        if not self.is_closed:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
             os.eventfd_write(self._wake, 1)
 
     def wait_for_room(self, course: Course, number: int, own: Callable[[], int | None], epoch_end: int) -> bool:
@@ -140,14 +148,14 @@ class Publisher:
             return
         self.waits_for = ranks
         for one in self._followers.values():
-            if not one.has_left:
+            if not one.is_gone:
                 self._send(one, Waiting(ranks))
 
     def _is_behind(self, rank: int, course: Course, number: int) -> bool:
         one = self._followers.get(rank)
         if one is None:
             return True
-        return not one.has_left and (one.course != course or number - one.wanted > self._depth)
+        return not one.is_gone and (one.course != course or number - one.wanted > self._depth)
 
     def _receive(self, course: Course) -> None:
         while not self._new.empty():
@@ -156,12 +164,16 @@ class Publisher:
             if old is not None:
                 self._part_from(old)
             self._followers[one.hello.rank] = one
-        for one in list(self._followers.values()):
+        for one in [one for one in self._followers.values() if not one.is_gone]:
             try:
                 while (received := one.channel.receive(wait=False)) is not None:
                     self._take(one, decode(received[0]), course)
             except (EOFError, OSError) as error:
                 self._part_from(one)
+                if one.has_left:
+                    one.is_gone = True
+                    self._followers[one.hello.rank] = one
+                    continue
                 raise WorkerDiedError(
                     f"Rank {one.hello.rank}, which follows rank {self._hello.rank}, has ended or dropped its loader "
                     "before this one did. Its own output says why. Ranks that share their batches end together."
@@ -215,7 +227,7 @@ class Publisher:
             state: The state of the loader after it.
             ends_epoch: Whether it is the end of an epoch.
         """
-        receivers = [one for one in self._followers.values() if not one.has_left and one.sent <= number]
+        receivers = [one for one in self._followers.values() if not one.is_gone and one.sent <= number]
         if not receivers:
             return
         pickled = pickle.dumps(state, protocol=5)
@@ -263,7 +275,7 @@ class Publisher:
         """Sends an exception that ended the iteration to all followers."""
         message = Failed(course, number, failed_stream(0, 0, error, None))
         for one in self._followers.values():
-            if not one.has_left:
+            if not one.is_gone:
                 self._send(one, message)
 
     def _send(self, one: _Follower, message: FromReader, descriptors: tuple[int, ...] = ()) -> None:
@@ -309,12 +321,18 @@ class Publisher:
         if self.is_closed:
             return
         self.is_closed = True
+        if self.running is not None:
+            self.running.close()  # its thread waits for the connections
+        if self.on_close is not None:
+            self.on_close()
         for one in self._followers.values():
             one.channel.close()
         self._followers.clear()
         for arena in self._arenas.values():
             arena.close_descriptor()
         self._arenas.clear()
+        self._users.clear()
+        self._store = ArenaStore(_SPARE_ARENAS)
         os.close(self._wake)
 
 

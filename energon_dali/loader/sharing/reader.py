@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import queue
 import threading
@@ -62,7 +63,9 @@ class ReaderLoader(SavableDataLoader[T]):
         self._publisher = Publisher(ranks, hello, welcome, self._options.prefetch_factor + 1)
         drop_in_child(self._publisher)
         close_when_collected(self, self._publisher)
-        reception_of(group).register(number, self._publisher)
+        reception = reception_of(group)
+        self._publisher.on_close = functools.partial(reception.unregister, number)
+        reception.register(number, self._publisher)
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         inner = super()._start_prefetcher(options)
@@ -158,6 +161,7 @@ class _PublishingPrefetcher:
         # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
         name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
         self._thread = threading.Thread(target=_run, args=(self._shared,), name=name, daemon=True)
+        publisher.running = self
         self._thread.start()
 
     @property

@@ -114,6 +114,10 @@ def check_equal(folder: Path, plan: Plan, reports: dict[int, Any], state: Any = 
             ),
             id="calls",
         ),
+        pytest.param(
+            replace(DP2_TP2, workers=1, batches=9, calls=[[3, "close", {}], [7, "close", {}]], pause_seconds=0.05),
+            id="closed and opened again",
+        ),
         pytest.param(replace(DP2_TP2, megatron=True, batches=3), id="Megatron"),
     ],
 )
