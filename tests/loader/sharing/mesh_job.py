@@ -55,6 +55,8 @@ class Plan:
     """[after how many batches, method, arguments by name]."""
     megatron: bool = False
     """Whether the program takes its groups from Megatron-Core, and its loaders from `megatron.energon`."""
+    pairs: bool = False
+    """Whether the first half of the ranks are encoders, each for one rank of the other half."""
     differ: bool = False
     """Whether rank 1 leaves out a step more than the others."""
     keep: bool = False
@@ -173,7 +175,13 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
     cut = None if plan.cut is None else ContextCut(plan.cut)
     options: dict[str, Any] = {"num_workers": plan.workers, "deliver": plan.deliver, "cut": cut}
     config: ed.WorkerConfig
-    if plan.megatron:
+    if plan.pairs:
+        half = world // 2
+        rows = [dist.new_group([*range(start, start + half)]) for start in (0, half)]
+        pairs = [dist.new_group([number, number + half]) for number in range(half)]
+        shared = {"pp": pairs[rank % half]}
+        config = ed.WorkerConfig.from_groups(rows[rank // half], shared=shared, **options)
+    elif plan.megatron:
         config = ed.WorkerConfig.from_megatron(parallel_state(mesh), **options)
     else:
         config = ed.WorkerConfig.from_mesh(mesh, data=plan.data, shared=plan.shared, **options)
@@ -185,7 +193,7 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
             loader.restore_state_global(json.loads(Path(plan.state).read_text()))
         if rank in plan.absent:
             time.sleep(5)
-        elif plan.cut is not None:
+        elif plan.cut is not None or plan.pairs:
             parts = list(itertools.islice(loader, plan.batches))
             report["fields"] = sorted(parts[0])
             report["tokens"] = [part["tokens"].tolist() for part in parts]

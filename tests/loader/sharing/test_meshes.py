@@ -205,3 +205,19 @@ def test_parts_of_sequences_joined_are_the_whole_and_fields_go_to_their_stages(j
         fields = [reports[2 * stage + rank]["fields"] for rank in range(2)]
         assert fields[0] == fields[1]
         assert ("pixels" in fields[0]) == (stage == 0)
+
+
+@pytest.mark.parametrize("global_batch_size", [None, 8])
+def test_encoders_are_never_paired_with_other_samples(jobs: Jobs, folder: Path, global_batch_size: int | None) -> None:
+    plan = Plan(
+        {"ranks": 4}, [], [], pairs=True, deliver={"pixels": "first_stage"}, global_batch_size=global_batch_size
+    )
+    reports = jobs.run(plan)
+    for rank, report in reports.items():
+        assert "error" not in report, report
+        config = ed.WorkerConfig(rank=rank % 2, world_size=2, num_workers=0)
+        with open_loader(folder, config, plan) as loader:
+            whole = [batch["tokens"].tolist() for batch in itertools.islice(loader, plan.batches)]
+        assert report["tokens"] == whole
+        assert ("pixels" in report["fields"]) == (rank < 2)
+        assert report["kind"] == ("ReaderLoader" if rank < 2 else "FollowerLoader")
