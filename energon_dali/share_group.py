@@ -31,11 +31,16 @@ class Member:
     node: str
     """Ranks with the same text reach each other's memory: same kernel, same network namespace, same user."""
     address: str
-    """Name of its Unix socket in the abstract namespace, which the kernel drops with the process."""
+    """Name of its Unix socket in the abstract namespace, which ends with the process. A secret of the job."""
+    network: tuple[str, int] | None = None
+    """Host and port where ranks of other nodes connect; None if each node reads for itself."""
 
 
 class ShareGroup:
     """The ranks that need the same batches as this one. One on each node reads them, and the others there follow it.
+
+    With `network` in the members, the first rank of all reads, and the first one of each other node is a relay: it
+    takes the batches over the network and gives them to its node.
 
     `WorkerConfig.from_mesh` and `WorkerConfig.from_groups` make it. It belongs to this process, and is not copied to
     workers.
@@ -44,44 +49,49 @@ class ShareGroup:
         own: This rank.
         members: All ranks of the group, this one included, in the same order on all of them.
         groups: The process groups over which the members found each other.
-        server: The socket at the address of this rank; closed if this rank does not read for others.
+        servers: The sockets at the address and at the network address of this rank; those that nobody needs are closed.
     """
 
     def __init__(
-        self, own: Member, members: Sequence[Member], groups: Sequence[ProcessGroup], server: socket.socket
+        self, own: Member, members: Sequence[Member], groups: Sequence[ProcessGroup], servers: Sequence[socket.socket]
     ) -> None:
         self.own = own
         self.members = tuple(members)
         self._groups = tuple(groups)
-        here = [member for member in members if member.node == own.node]
-        self.reader = here[0]
-        """The rank that reads for this node; perhaps this one."""
-        self.followers = tuple(here[1:])
-        """The ranks of this node that take what the reader has read."""
+        nodes: dict[str, list[Member]] = {}
+        for member in members:
+            nodes.setdefault(member.node, []).append(member)
+        first, *others = nodes[own.node]
+        relays = [here[0] for here in nodes.values() if here[0] != members[0]] if own.network else []
+        self.reader = members[0] if own in relays else first
+        """The rank from which this one takes its batches; itself if it reads."""
+        self.followers: tuple[Member, ...] = ()
+        """The ranks to which this one gives batches."""
+        if own == first:
+            self.followers = (*others, *(relays if own == members[0] else ()))
         self._loaders = 0
-        self.server: socket.socket | None = server
-        """Where followers connect; None in a follower, and in a forked child."""
-        if self.is_follower or not self.followers:
+        self.servers = tuple(servers)
+        """Where followers connect; empty if there are none, and in a forked child."""
+        if not self.followers:
             self.close()
-        else:
+        elif own != members[0] or not relays:
+            for server in self.servers[1:]:
+                server.close()
+            self.servers = self.servers[:1]
+        if self.servers:
             from energon_dali.shards.storage.forks import drop_in_child
 
             drop_in_child(self)
 
     @property
     def is_follower(self) -> bool:
-        """Whether another rank of this node reads for this one."""
+        """Whether this rank opens no dataset, because another one reads for it."""
         return self.own != self.reader
 
     @property
-    def is_reader(self) -> bool:
-        """Whether this rank reads for others."""
-        return not self.is_follower and bool(self.followers)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank is the first of the group. Of each group of ranks that share, one is."""
-        return self.own == self.members[0]
+    def is_shared(self) -> bool:
+        """Whether this rank gives batches to others, or takes them from one."""
+        return self.is_follower or bool(self.followers)
 
     def next_number(self) -> int:
         """Returns a number for a new loader: all ranks make their loaders in the same order."""
@@ -103,22 +113,23 @@ class ShareGroup:
 
     def close(self) -> None:
         """Closes the socket; nobody can connect any more."""
-        server, self.server = self.server, None
-        if server is not None:
+        servers, self.servers = self.servers, ()
+        for server in servers:
             server.close()
 
     def __repr__(self) -> str:
-        others = f"reads for ranks {[one.rank for one in self.followers]}" if self.is_reader else "reads alone"
-        if self.is_follower:
-            others = f"follows rank {self.reader.rank}"
-        return f"<ShareGroup of ranks {[one.rank for one in self.members]}: rank {self.own.rank} {others}>"
+        does = f"follows rank {self.reader.rank}" if self.is_follower else "reads"
+        if self.followers:
+            does += f" and gives to ranks {[one.rank for one in self.followers]}"
+        return f"<ShareGroup of ranks {[one.rank for one in self.members]}: rank {self.own.rank} {does}>"
 
 
-def meet(groups: Sequence[ProcessGroup]) -> ShareGroup | None:
+def meet(groups: Sequence[ProcessGroup], *, across_nodes: bool = False) -> ShareGroup | None:
     """Returns the group of ranks that can be reached over process groups, one after the other. A collective call.
 
     Args:
         groups: Such as the tensor-, context- and pipeline-parallel group of this rank.
+        across_nodes: Whether one rank reads for all nodes; otherwise one on each node does.
 
     Returns:
         The group; None if this rank shares its batches with no other.
@@ -129,17 +140,32 @@ def meet(groups: Sequence[ProcessGroup]) -> ShareGroup | None:
     if not several:
         return None
     address = f"energon-dali-{secrets.token_hex(16)}"
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    servers = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
     try:
-        server.bind(f"\0{address}")
-        server.listen(_BACKLOG)
-        server.setblocking(False)
-        own = Member(dist.get_rank(), _node(), address)
-        members = gather(own, several)
-        return ShareGroup(own, members, several, server)
+        servers[0].bind(f"\0{address}")
+        network = None
+        if across_nodes:
+            servers.append(socket.create_server(("", 0), backlog=_BACKLOG))
+            network = _own_host(), int(servers[1].getsockname()[1])
+        servers[0].listen(_BACKLOG)
+        for server in servers:
+            server.setblocking(False)
+        own = Member(dist.get_rank(), _node(), address, network)
+        return ShareGroup(own, gather(own, several), several, servers)
     except BaseException:
-        server.close()
+        for server in servers:
+            server.close()
         raise
+
+
+def _own_host() -> str:
+    """Returns the address under which other nodes of the job reach this one: that which leads to MASTER_ADDR."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((os.environ.get("MASTER_ADDR") or socket.gethostname(), 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
 
 
 def gather(value: Any, groups: Iterable[ProcessGroup]) -> list[Any]:

@@ -223,6 +223,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         num_workers: int | Literal["auto"] = 4,
         deliver: Mapping[str, Role] | Literal["megatron"] | None = None,
         cut: ContextCut | None = None,
+        across_nodes: bool = False,
         **kwargs: Any,
     ) -> WorkerConfig:
         """Returns the configuration of this process in a mesh. A collective call: every rank of the mesh makes it.
@@ -239,12 +240,14 @@ class WorkerConfig(metaclass=_ActiveConfig):
                 "first_stage", "last_stage" or "ends" of the dimension "pp". "megatron" is what Megatron's models read.
                 None delivers all of them.
             cut: How the ranks of the dimension "cp" divide a batch; None leaves that to the model.
+            across_nodes: Whether one rank reads for all nodes of a group that spans several, and the first rank of each
+                other node takes batches over the network. By default one rank on each node reads.
             **kwargs: Further fields of WorkerConfig.
 
         Raises:
             ConfigError: A name is not of the mesh, a dimension is not mentioned, or a role is unknown.
         """
-        return cls._from_axes(axes_of_mesh(device_mesh, data, shared), num_workers, deliver, cut, kwargs)
+        return cls._from_axes(axes_of_mesh(device_mesh, data, shared), num_workers, deliver, cut, across_nodes, kwargs)
 
     @classmethod
     def from_groups(
@@ -255,6 +258,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         num_workers: int | Literal["auto"] = 4,
         deliver: Mapping[str, Role] | Literal["megatron"] | None = None,
         cut: ContextCut | None = None,
+        across_nodes: bool = False,
         **kwargs: Any,
     ) -> WorkerConfig:
         """Returns the configuration of this process from process groups. A collective call over the shared ones.
@@ -266,13 +270,16 @@ class WorkerConfig(metaclass=_ActiveConfig):
             num_workers: As in `from_mesh`.
             deliver: As in `from_mesh`.
             cut: As in `from_mesh`.
+            across_nodes: As in `from_mesh`.
             **kwargs: Further fields of WorkerConfig.
 
         Raises:
             StateError: torch.distributed is not initialised.
             ConfigError: A role is unknown.
         """
-        return cls._from_axes(axes_of_groups(data_parallel_group, shared), num_workers, deliver, cut, kwargs)
+        return cls._from_axes(
+            axes_of_groups(data_parallel_group, shared), num_workers, deliver, cut, across_nodes, kwargs
+        )
 
     @classmethod
     def from_megatron(
@@ -283,6 +290,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         num_workers: int | Literal["auto"] = 4,
         deliver: Mapping[str, Role] | Literal["megatron"] | None = None,
         cut: ContextCut | None = None,
+        across_nodes: bool = False,
         **kwargs: Any,
     ) -> WorkerConfig:
         """Returns the configuration of this process in a job of Megatron-Core. A collective call.
@@ -294,6 +302,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
             num_workers: As in `from_mesh`.
             deliver: As in `from_mesh`.
             cut: As in `from_mesh`.
+            across_nodes: As in `from_mesh`.
             **kwargs: Further fields of WorkerConfig.
 
         Raises:
@@ -303,7 +312,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         found = groups_of_megatron(groups)
         names = (shared,) if isinstance(shared, str) else shared
         axes = axes_of_groups(found["dp"], {name: found[name] for name in names})
-        return cls._from_axes(axes, num_workers, deliver, cut, kwargs)
+        return cls._from_axes(axes, num_workers, deliver, cut, across_nodes, kwargs)
 
     @classmethod
     def _from_axes(
@@ -312,6 +321,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         num_workers: int | Literal["auto"],
         deliver: Mapping[str, Role] | Literal["megatron"] | None,
         cut: ContextCut | None,
+        across_nodes: bool,
         kwargs: dict[str, Any],
     ) -> WorkerConfig:
         delivery = Delivery(axes.place, deliver, cut)
@@ -320,7 +330,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
             world_size=axes.world_size,
             data_parallel_group=axes.data_parallel_group,
             num_workers=num_workers,
-            share_group=meet(axes.shared),
+            share_group=meet(axes.shared, across_nodes=across_nodes),
             delivery=None if delivery.changes_nothing else delivery,
             **kwargs,
         )

@@ -55,7 +55,17 @@ class FollowerLoader(follower.FollowerLoader[T], DataLoader[T]):  # type: ignore
     _is_accelerate_prepared = True
 
 
-_SHARING: dict[Any, Any] = {reader.ReaderLoader: ReaderLoader, follower.FollowerLoader: FollowerLoader}
+class RelayLoader(follower.RelayLoader[T], DataLoader[T]):  # type: ignore[misc, override]
+    """A loader that takes the batches of a rank on another node, and gives them to the ranks of its own."""
+
+    _is_accelerate_prepared = True
+
+
+_SHARING: dict[Any, Any] = {
+    reader.ReaderLoader: ReaderLoader,
+    follower.FollowerLoader: FollowerLoader,
+    follower.RelayLoader: RelayLoader,
+}
 
 
 def get_loader(dataset: SavableDataset[T], **options: Any) -> BasicDataLoader[T]:

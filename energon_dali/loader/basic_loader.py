@@ -112,7 +112,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     "worker_config out to take the dataset's."
                 )
         group = dataset.worker_config.share_group
-        if group is not None and group.followers and not self.shares_batches:
+        if group is not None and group.is_shared and not self.shares_batches:
             raise ConfigError(
                 f"Ranks {[one.rank for one in group.members]} share their batches, and a {type(self).__name__} would "
                 "read for this one alone. Call get_savable_loader(dataset) or get_loader(dataset), which make the "

@@ -11,7 +11,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.loader.basic_loader import BasicDataLoader
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.savable_loader import SavableDataLoader
-from energon_dali.loader.sharing.follower import FollowerLoader
+from energon_dali.loader.sharing.follower import FollowerLoader, RelayLoader
 from energon_dali.loader.sharing.reader import ReaderLoader
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def get_loader(
 def kind_of_loader(dataset: object) -> type[SavableDataLoader[Any]] | None:
     """Returns the class of the loader of a dataset whose batches ranks share; None if this rank reads for itself."""
     group = dataset.worker_config.share_group if isinstance(dataset, SavableDataset) else None
-    if group is None or not group.followers:
+    if group is None or not group.is_shared:
         return None
-    return FollowerLoader if group.is_follower else ReaderLoader
+    if not group.is_follower:
+        return ReaderLoader
+    return FollowerLoader if group.reader.node == group.own.node else RelayLoader

@@ -6,8 +6,12 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import threading
 import weakref
+from collections.abc import Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Protocol
 
 from energon_dali.errors import WorkerDiedError, WorkerError
@@ -19,6 +23,8 @@ from energon_dali.share_group import ShareGroup
 
 if TYPE_CHECKING:
     from energon_dali.share_group import Member
+
+_GREETING_SECONDS, _CONNECT_SECONDS = 10, 60.0
 
 
 class Reception:
@@ -32,9 +38,9 @@ class Reception:
         self._group = group
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._silent: list[Channel] = []
+        self._silent: list[AnyChannel] = []
         """Connections whose followers have not said anything."""
-        self._waiting: list[tuple[Hello, Channel]] = []
+        self._waiting: list[tuple[Hello, AnyChannel]] = []
         """Those for loaders that this rank has not made."""
         self._loaders: dict[int, Registered] = {}
         self._closed: set[int] = set()
@@ -65,12 +71,13 @@ class Reception:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        while (server := self._group.server) is not None and os.getpid() == self._pid:
+        while (servers := self._group.servers) and os.getpid() == self._pid:
             with self._lock:
                 silent = [channel.fileno() for channel in self._silent]
-            readable([server.fileno(), self._wake, *silent], 60.0)
+            readable([*(server.fileno() for server in servers), self._wake, *silent], 60.0)
             drain(self._wake)
-            self._accept(server)
+            for server in servers:
+                self._accept(server)
             for channel in list(self._silent):
                 self._listen(channel)
             self._introduce()
@@ -81,13 +88,25 @@ class Reception:
                 connection, _ = server.accept()
             except OSError:  # nobody waits, or the socket was closed meanwhile
                 return
-            if is_own_user(connection):
+            if connection.family != socket.AF_UNIX:
+                threading.Thread(target=self._greet, args=(connection,), name="energon-dali-share", daemon=True).start()
+            elif is_own_user(connection):
                 with self._lock:
                     self._silent.append(Channel(connection))
             else:
                 connection.close()
 
-    def _listen(self, channel: Channel) -> None:
+    def _greet(self, connection: socket.socket) -> None:
+        """Takes a connection over the network, if the other end knows the secret of the group."""
+        try:
+            channel = greeted(connection, self._group.own.address, asks_first=True)
+        except (OSError, EOFError, AuthenticationError):
+            return
+        with self._lock:
+            self._silent.append(channel)
+        self._look_again()
+
+    def _listen(self, channel: AnyChannel) -> None:
         """Takes the first message of a connection, if it has arrived."""
         try:
             received = channel.receive(wait=False)
@@ -125,7 +144,7 @@ class Reception:
 class Registered(Protocol):
     """A loader that followers can ask for."""
 
-    def welcome(self, hello: Hello, channel: Channel) -> None:
+    def welcome(self, hello: Hello, channel: AnyChannel) -> None:
         """Takes a connection; called in the thread of the reception."""
 
 
@@ -147,16 +166,104 @@ def drain(event: int) -> None:
         os.eventfd_read(event)
 
 
-def connect(reader: Member) -> Channel:
+class RemoteChannel:
+    """A connection over the network: whole messages, and no descriptors.
+
+    Args:
+        connection: Its end; the channel owns it from now on.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        """Returns the descriptor to poll; -1 once closed."""
+        return -1 if self._connection.closed else self._connection.fileno()
+
+    def send(self, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
+        """Sends a message; waits for room. `fds` must be empty.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        assert not fds, "descriptors do not travel between nodes"
+        self._connection.send_bytes(message)
+        return True
+
+    def receive(self, *, wait: bool = True) -> tuple[bytes, list[int]] | None:
+        """Returns the next message, and no descriptors; None if there is none and not `wait`.
+
+        Raises:
+            EOFError: The other end is gone.
+        """
+        try:
+            if not wait and not self._connection.poll(0):
+                return None
+            return self._connection.recv_bytes(), []
+        except OSError as error:
+            raise EOFError from error
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._connection.close()
+
+
+AnyChannel = Channel | RemoteChannel
+
+
+def greeted(connection: socket.socket, secret: str, *, asks_first: bool) -> RemoteChannel:
+    """Returns a channel over a connection whose other end has shown that it knows a secret, and was shown the same.
+
+    Args:
+        connection: A connection over the network.
+        secret: Known to the ranks of the group alone: it was gathered over their process groups.
+        asks_first: Whether this end asks first.
+
+    Raises:
+        AuthenticationError: The other end does not know it.
+        OSError: The connection ended, or nothing came for some seconds.
+        EOFError: Likewise.
+    """
+    connection.setblocking(True)
+    # Of the socket itself: a timeout of Python's would make it non-blocking, and the connection is not told.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_SECONDS, 0))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        connection.setsockopt(socket.IPPROTO_TCP, option, 5)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that is gone is noticed in half a minute
+    plain = Connection(connection.detach())
+    try:
+        key = secret.encode()
+        for asks in (asks_first, not asks_first):
+            (deliver_challenge if asks else answer_challenge)(plain, key)
+    except BaseException:
+        plain.close()
+        raise
+    with socket.socket(fileno=os.dup(plain.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    return RemoteChannel(plain)
+
+
+def connect(reader: Member, node: str) -> AnyChannel:
     """Returns a connection to the rank that reads for this one.
 
     Args:
         reader: The rank.
+        node: Where this rank is.
 
     Raises:
-        WorkerDiedError: Its process has ended.
-        WorkerError: The process there is another user's.
+        WorkerDiedError: Its process has ended, or cannot be reached.
+        WorkerError: The process there is another user's, or another job's.
     """
+    if reader.node != node:
+        assert reader.network is not None, "only relays take batches from other nodes"
+        try:
+            remote = socket.create_connection(reader.network, timeout=_CONNECT_SECONDS)
+            return greeted(remote, reader.address, asks_first=False)
+        except AuthenticationError as error:
+            raise WorkerError(f"What answers at {reader.network} is not rank {reader.rank} of this job.") from error
+        except (OSError, EOFError) as error:
+            raise ended(reader.rank) from error
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(f"\0{reader.address}")

@@ -21,7 +21,7 @@ from energon_dali.loader.processes.serialization import deserialize
 from energon_dali.loader.processes.shared_memory import map_memory
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.savable_loader import SavableDataLoader, without_failures
-from energon_dali.loader.sharing.connections import connect, ended, readable
+from energon_dali.loader.sharing.connections import AnyChannel, connect, ended, readable
 from energon_dali.loader.sharing.messages import (
     Course,
     Element,
@@ -35,7 +35,7 @@ from energon_dali.loader.sharing.messages import (
     decode,
     encode,
 )
-from energon_dali.loader.sharing.reader import hello_of, late_ranks
+from energon_dali.loader.sharing.reader import PublishingPrefetcher, hello_of, late_ranks, publisher_of
 from energon_dali.samples.transfer import move, pin_batch
 from energon_dali.shards.storage.forks import drop_in_child
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from energon_dali.datasets.stream import State
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.prefetcher import Prefetcher
-    from energon_dali.loader.processes.channel import Channel
     from energon_dali.loader.watchdog import Watchdog
     from energon_dali.share_group import Member
 
@@ -72,7 +71,9 @@ class FollowerLoader(SavableDataLoader[T]):
         self._auto = None
         self._course = Course()
         self._count = 0
-        self._link = Link(group.reader, hello_of(self.dataset, group.next_number(), group.own.rank), self._watchdog)
+        self._number = group.next_number()
+        hello = hello_of(self.dataset, self._number, group.own.rank)
+        self._link = Link(group.reader, hello, group.own.node, self._watchdog)
         close_when_collected(self, self._link)
         drop_in_child(self._link)
 
@@ -86,24 +87,26 @@ class FollowerLoader(SavableDataLoader[T]):
     @property
     def _position(self) -> int:
         """Elements, and ends of epochs, that were delivered."""
-        running = self._prefetcher
-        return running.given if isinstance(running, _FollowingPrefetcher) else self._count
+        return getattr(self._prefetcher, "given", self._count)
 
     def _next(self, epoch: int) -> T:
         before = self._position
+        self._link.is_failing = True  # an error on the way closes this loader, and is no farewell
         try:
-            return super()._next(epoch)
+            batch = super()._next(epoch)
         except StopIteration:
+            self._link.is_failing = False
             raise
         except BaseException:  # what was taken is given back
             self._count = before
             raise
+        self._link.is_failing = False
+        return batch
 
     def _stop(self) -> bool:
-        running = self._prefetcher
+        position = self._position
         stopped = super()._stop()
-        if isinstance(running, _FollowingPrefetcher):
-            self._count = running.given
+        self._count = max(position, self._count)
         return stopped
 
     def close(self) -> None:
@@ -201,6 +204,28 @@ class FollowerLoader(SavableDataLoader[T]):
         self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
 
 
+class RelayLoader(FollowerLoader[T]):
+    """A loader that takes the batches of a rank on another node, and gives them to the ranks of its own.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        **options: As those of SavableDataLoader.
+    """
+
+    def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self._publisher = publisher_of(self, self._number, self._link.welcome(), self._options.prefetch_factor)
+
+    def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        def state_after(snapshot: State, *, ends_epoch: bool) -> State:
+            return snapshot
+
+        inner = super()._start_prefetcher(options)
+        return PublishingPrefetcher(
+            inner, self._publisher, self._course, self._count, state_after, self._watchdog, options.prefetch_factor
+        )
+
+
 class RemoteFailure(Exception):  # noqa: N818 - it carries one
     """An exception ended the iteration of the rank that reads; `error` is that exception."""
 
@@ -215,14 +240,16 @@ class Link:
     Args:
         reader: The rank.
         hello: What this loader says of itself.
+        node: Where this rank is.
         watchdog: Says how long a wait may take.
     """
 
-    def __init__(self, reader: Member, hello: Hello, watchdog: Watchdog) -> None:
+    def __init__(self, reader: Member, hello: Hello, node: str, watchdog: Watchdog) -> None:
         self.reader = reader
         self._hello = hello
+        self._node = node
         self._watchdog = watchdog
-        self._channel: Channel | None = None
+        self._channel: AnyChannel | None = None
         self._welcome: Welcome | None = None
         self._arenas: dict[int, tuple[int, int]] = {}
         """Descriptor and size of each arena that may be used again."""
@@ -230,6 +257,8 @@ class Link:
         self._released: deque[int] = deque()
         self._late: tuple[int, ...] = ()
         self._is_lost = False
+        self.is_failing = False
+        """Whether the loader is ending because of an error: the reader then takes the end of this rank for one too."""
         self.unclaimed: Element | None = None
         """What was received and has not been delivered."""
 
@@ -241,7 +270,7 @@ class Link:
             ConfigError: The reader's loader is not that of this one.
         """
         if self._channel is None:
-            self._channel = connect(self.reader)
+            self._channel = connect(self.reader, self._node)
             self._send(self._hello)
         if self._welcome is None:
             self._welcome = self._receive()
@@ -364,7 +393,7 @@ class Link:
 
     def leave(self) -> None:
         """Tells the reader that this rank may end."""
-        if self._channel is not None and self._welcome is not None:
+        if self._channel is not None and self._welcome is not None and not self.is_failing:
             try:
                 self._channel.send(encode(Goodbye()), wait=False)
             except OSError:

@@ -107,6 +107,8 @@ class Payload:
     """Size of an arena that this follower has not seen, in bytes; its descriptor travels along. 0 otherwise."""
     dropped: tuple[int, ...]
     """Arenas that the reader will not use again."""
+    size: int
+    """Bytes of the batch."""
     extents: list[Extent]
     """See `serialization.deserialize`."""
     tensors: TensorLayout | None

@@ -15,7 +15,7 @@ from energon_dali.loader.cuda_handoff import find_cuda_tensors
 from energon_dali.loader.processes.messages import failed_stream
 from energon_dali.loader.processes.serialization import SerializedBlock, serialize
 from energon_dali.loader.processes.shared_memory import Arena, ArenaStore
-from energon_dali.loader.sharing.connections import drain, readable
+from energon_dali.loader.sharing.connections import AnyChannel, RemoteChannel, drain, readable
 from energon_dali.loader.sharing.messages import (
     Course,
     Element,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from energon_dali.datasets.stream import State
     from energon_dali.loader.deferred_close import Closeable
-    from energon_dali.loader.processes.channel import Channel
 
 INLINE_BYTES = 16 << 10
 """Batches of up to this size travel inside the message."""
@@ -51,7 +50,7 @@ _NOTICE_SECONDS = 2.0
 @dataclass(eq=False)
 class _Follower:
     hello: Hello
-    channel: Channel
+    channel: AnyChannel
     course: Course | None = None
     """None until it asks for its first element."""
     wanted: int = 0
@@ -155,7 +154,9 @@ class Publisher:
         one = self._followers.get(rank)
         if one is None:
             return True
-        return not one.is_gone and (one.course != course or number - one.wanted > self._depth)
+        # A relay asks ahead itself, and what it has not asked for would fill the network.
+        depth = 0 if isinstance(one.channel, RemoteChannel) else self._depth
+        return not one.is_gone and (one.course != course or number - one.wanted > depth)
 
     def _receive(self, course: Course) -> None:
         while not self._new.empty():
@@ -179,7 +180,7 @@ class Publisher:
                     "before this one did. Its own output says why. Ranks that share their batches end together."
                 ) from error
 
-    def welcome(self, hello: Hello, channel: Channel) -> None:
+    def welcome(self, hello: Hello, channel: AnyChannel) -> None:
         """Answers a follower, and takes it if its program is this one's; called in another thread."""
         refusal = None
         if hello.rank not in self._ranks:
@@ -237,7 +238,11 @@ class Publisher:
             self._send(one, Element(course, number, pickled, ends_epoch, own), descriptors)
             one.sent = number + 1
         if arena is not None:
-            self._users[arena.number] = {one.hello.rank for one in receivers}
+            here = {one.hello.rank for one in receivers if not isinstance(one.channel, RemoteChannel)}
+            if here:
+                self._users[arena.number] = here
+            else:
+                self._store.give_back(arena.number)
 
     def _write(self, batch: Any) -> tuple[Payload, Arena | None]:
         on_gpu = next(find_cuda_tensors(batch), None) is not None
@@ -264,6 +269,8 @@ class Publisher:
         """Returns a payload with what one follower has to know, and the descriptors that it has to get."""
         if payload is None or arena is None:
             return payload, ()
+        if isinstance(one.channel, RemoteChannel):
+            return replace(payload, arena=-1, inline=bytes(arena.memory[: payload.size])), ()
         dropped, one.dropped = tuple(one.dropped), []
         if arena.number in one.known:
             return replace(payload, dropped=dropped), ()
@@ -339,4 +346,4 @@ class Publisher:
 def _payload(
     block: SerializedBlock, arena: int, *, on_gpu: bool, must_copy: bool = False, inline: bytes = b""
 ) -> Payload:
-    return Payload(arena, 0, (), block.extents, block.tensors, must_copy, on_gpu, inline)
+    return Payload(arena, 0, (), block.size, block.extents, block.tensors, must_copy, on_gpu, inline)

@@ -57,15 +57,7 @@ class ReaderLoader(SavableDataLoader[T]):
             None if batches is None else batches.micro_batches_per_step,
             pickle.dumps(first, protocol=5),
         )
-        number = group.next_number()
-        hello = hello_of(dataset, number, group.own.rank)
-        ranks = tuple(member.rank for member in group.followers)
-        self._publisher = Publisher(ranks, hello, welcome, self._options.prefetch_factor + 1)
-        drop_in_child(self._publisher)
-        close_when_collected(self, self._publisher)
-        reception = reception_of(group)
-        self._publisher.on_close = functools.partial(reception.unregister, number)
-        reception.register(number, self._publisher)
+        self._publisher = publisher_of(self, group.next_number(), welcome, self._options.prefetch_factor)
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         inner = super()._start_prefetcher(options)
@@ -79,7 +71,7 @@ class ReaderLoader(SavableDataLoader[T]):
                     job.note_end(snapshot)
             return make_state(identity, job, reporter, metrics, plain(snapshot))
 
-        return _PublishingPrefetcher(
+        return PublishingPrefetcher(
             inner, self._publisher, self._course, self._count, state_after, self._watchdog, options.prefetch_factor
         )
 
@@ -96,18 +88,38 @@ class ReaderLoader(SavableDataLoader[T]):
     @property
     def _position(self) -> int:
         """Elements, and ends of epochs, that were delivered."""
-        running = self._prefetcher
-        return running.given if isinstance(running, _PublishingPrefetcher) else self._count
+        return getattr(self._prefetcher, "given", self._count)
 
     def _stop(self) -> bool:
-        running = self._prefetcher
+        position = self._position
         stopped = super()._stop()
-        if isinstance(running, _PublishingPrefetcher):
-            self._count = running.given
+        self._count = max(position, self._count)
         return stopped
 
     def _note_call(self, name: str, **arguments: Any) -> None:
         self._course = self._course.after(name, self._position, arguments)
+
+
+def publisher_of(loader: SavableDataLoader[Any], number: int, welcome: Welcome, prefetch_factor: int) -> Publisher:
+    """Returns what gives the batches of a loader to other ranks, which can ask for them from now on.
+
+    Args:
+        loader: The loader; when it is collected, the connections end.
+        number: Of the loader.
+        welcome: What the other ranks are told.
+        prefetch_factor: How many batches they may be behind.
+    """
+    group = loader.worker_config.share_group
+    assert group is not None, "get_savable_loader makes this for ranks that give batches to others"
+    ranks = tuple(member.rank for member in group.followers)
+    publisher = Publisher(ranks, hello_of(loader.dataset, number, group.own.rank), welcome, prefetch_factor + 1)
+    drop_in_child(publisher)
+    close_when_collected(loader, publisher)
+    if ranks:
+        reception = reception_of(group)
+        publisher.on_close = functools.partial(reception.unregister, number)
+        reception.register(number, publisher)
+    return publisher
 
 
 def hello_of(dataset: SavableDataset[Any], number: int, rank: int) -> Hello:
@@ -125,7 +137,7 @@ def hello_of(dataset: SavableDataset[Any], number: int, rank: int) -> Hello:
 _ELEMENT, _ENDED, _FAILED = object(), object(), object()
 
 
-class _PublishingPrefetcher:
+class PublishingPrefetcher:
     """Takes elements of another prefetcher in a thread, and gives each to the followers and to the trainer.
 
     Args:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import energon_dali as ed
+from energon_dali import share_group
 from energon_dali.compat import loading
 from energon_dali.samples.context_parallel import ContextCut
 
@@ -55,6 +56,9 @@ class Plan:
     """[after how many batches, method, arguments by name]."""
     megatron: bool = False
     """Whether the program takes its groups from Megatron-Core, and its loaders from `megatron.energon`."""
+    nodes: str | None = None
+    """A letter for the node of each rank, as ranks on other nodes cannot reach each other's memory."""
+    across_nodes: bool = False
     pairs: bool = False
     """Whether the first half of the ranks are encoders, each for one rank of the other half."""
     differ: bool = False
@@ -174,6 +178,10 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
     mesh = init_device_mesh("cpu", tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
     cut = None if plan.cut is None else ContextCut(plan.cut)
     options: dict[str, Any] = {"num_workers": plan.workers, "deliver": plan.deliver, "cut": cut}
+    options["across_nodes"] = plan.across_nodes
+    if plan.nodes is not None:
+        node = plan.nodes[rank]
+        share_group._node = lambda: node
     config: ed.WorkerConfig
     if plan.pairs:
         half = world // 2

@@ -152,6 +152,39 @@ def test_when_one_is_killed_the_others_end_with_an_error(jobs: Jobs, killed: dic
         assert report["seconds"] < 60
 
 
+KINDS = {"R": "ReaderLoader", "F": "FollowerLoader", "N": "RelayLoader", "S": "SavableDataLoader"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "across_nodes", "kinds"),
+    [
+        ("aabb", True, "RFNF"),
+        pytest.param("aabb", False, "RFRF", marks=pytest.mark.sweep),
+        pytest.param("abcd", True, "RNNN", marks=pytest.mark.sweep),
+        pytest.param("abcd", False, "SSSS", marks=pytest.mark.sweep),
+        pytest.param("abba", True, "RNFF", marks=pytest.mark.sweep),
+    ],
+)
+def test_ranks_on_several_nodes(jobs: Jobs, folder: Path, nodes: str, across_nodes: bool, kinds: str) -> None:
+    plan = Plan({"tp": 4}, [], ["tp"], nodes=nodes, across_nodes=across_nodes, workers=1, batches=24, repeat=False)
+    reports = jobs.run(plan)
+    expected = alone(folder, plan, 1)[0]
+    for rank, report in reports.items():
+        assert "error" not in report, report["error"]
+        assert report["kind"] == KINDS[kinds[rank]]
+        assert report["seen"] == expected
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("killed", range(4))
+def test_a_rank_of_several_nodes_is_killed(jobs: Jobs, killed: int) -> None:
+    plan = replace(TP3, mesh={"tp": 4}, nodes="aabb", across_nodes=True, kill={"rank": killed, "after": 5})
+    reports = jobs.run(plan)
+    assert len(reports) == 3
+    for report in reports.values():
+        assert report["error"][0] == "WorkerDiedError", report["error"]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_at_random_moments_nobody_hangs_and_nothing_is_left(jobs: Jobs, seed: int) -> None:
