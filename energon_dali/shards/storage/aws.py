@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
-
-import urllib3
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.access import Access, is_set, stay_on
@@ -110,12 +109,14 @@ class S3Access(Access):
 
     def _ask_for_region(self) -> str:
         """Returns the region of the bucket, "" if the server does not say."""
-        endpoint = self.endpoint or "https://s3.amazonaws.com"
+        parts = urlsplit(self.endpoint or "https://s3.amazonaws.com")
+        connect = HTTPConnection if parts.scheme == "http" else HTTPSConnection
         try:
-            answer = urllib3.request("HEAD", f"{endpoint}/{self._name}", retries=False, timeout=10.0, redirect=False)
-        except urllib3.exceptions.HTTPError:
+            with closing(connect(parts.netloc.rpartition("@")[2], timeout=10.0)) as server:
+                server.request("HEAD", f"{parts.path}/{self._name}")
+                return server.getresponse().getheader("x-amz-bucket-region", "")
+        except (OSError, HTTPException):
             return ""
-        return str(answer.headers.get("x-amz-bucket-region", ""))
 
     @property
     def region(self) -> str:
