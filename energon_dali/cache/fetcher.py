@@ -23,6 +23,7 @@ import cloudpickle
 from energon_dali.cache.file_store import FileStore
 from energon_dali.errors import DatasetError, FileMissingError
 from energon_dali.samples import SourceInfo
+from energon_dali.shards.storage.owned_folder import ProcessFolder
 from energon_dali.shards.storage.request_pool import RequestPool
 
 _LOG = logging.getLogger(__name__)
@@ -137,18 +138,18 @@ class Fetcher:
     memory if it is wanted before there is room.
 
     Args:
-        folder: Returns the folder for the files; called when the first one is stored.
+        folder: For the files; created when the first one is stored.
         threads: Number of files that are fetched at a time.
         max_bytes: Most bytes on disk.
         max_files: Most files on disk.
     """
 
-    def __init__(self, folder: Callable[[], Path], threads: int, max_bytes: int, max_files: int) -> None:
+    def __init__(self, folder: ProcessFolder, threads: int, max_bytes: int, max_files: int) -> None:
         self.pid = os.getpid()
         self.closed = False
         self.stored_bytes = 0
         self.stored_files = 0
-        self._folder = folder
+        self.folder = folder
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._change = threading.Condition(threading.Lock())
@@ -286,7 +287,7 @@ class Fetcher:
     def _write(self, entry: CacheEntry, packed: bytes | memoryview) -> bool:
         """Writes a file whose room is reserved, without the lock. Returns whether it worked; if not, frees the room."""
         try:
-            entry.path = self._folder() / str(next(self._names))
+            entry.path = self.folder.path() / str(next(self._names))
             with entry.path.open("xb") as file:
                 file.write(packed)
         except Exception as error:  # such as a full disk: the thread that wants the file reads it from its store
