@@ -234,7 +234,7 @@ def open_bucket(url: str) -> tuple[Bucket, str]:
         parts = urlsplit(url)
         name, key = f"{parts.netloc}?{parts.query}".rstrip("?"), unquote(parts.path[1:])
     begin = _ACCESS[scheme].variables
-    identity = scheme, name, tuple(item for item in os.environ.items() if begin and item[0].startswith(begin))
+    identity = scheme, name, tuple(item for item in os.environ.items() if item[0].startswith(begin))
     bucket = _buckets.get(identity)
     if bucket is None:
         bucket = _buckets.setdefault(identity, Bucket(scheme, name))
