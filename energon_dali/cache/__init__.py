@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_dali.cache.dataset_stores import JsonlFileStore, SystemFileStore, WebdatasetFileStore
-from energon_dali.cache.decode_file_store import DecodeFileStore, FileStoreDecoder, StagingDecoder
 from energon_dali.cache.file_cache_pool import FileCacheLazy, FileStoreCachePool
-from energon_dali.cache.file_store import FileStore, PrimaryFileStore
+from energon_dali.cache.file_store import DecodeFileStore, FileStore, FileStoreDecoder, PrimaryFileStore, StagingDecoder
 from energon_dali.cache.pool import (
     CachePool,
     DirectLazy,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import shlex
 
 from energon_dali.cache.file_store import FileStore, split_file_name
 from energon_dali.cache.store_index import StoreIndex, unreadable
@@ -72,7 +71,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         if not 0 <= number < len(self._shards):
             raise DatasetFormatError(
                 f"{self.root} has {len(self._shards)} shards by .info.json, and its index puts {key!r} in shard "
-                f"{number}. Run `energon-dali prepare {shlex.quote(str(self.root))}`."
+                f"{number}. Run `energon-dali prepare {self.root.quoted}`."
             )
         shard = self._shards[number]
         data = self._read(number, offset - TAR_BLOCK_BYTES, size + TAR_BLOCK_BYTES)
@@ -114,7 +113,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         except FileNotFoundError as error:
             raise ShardError(
                 f"{self.root / shard} is missing. Put it back, or run `energon-dali prepare "
-                f"{shlex.quote(str(self.root))}` without it.",
+                f"{self.root.quoted}` without it.",
                 shard,
             ) from error
         except (EnergonDaliError, OSError) as error:

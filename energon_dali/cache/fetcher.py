@@ -23,6 +23,7 @@ import cloudpickle
 from energon_dali.cache.file_store import FileStore
 from energon_dali.errors import DatasetError, FileMissingError
 from energon_dali.samples import SourceInfo
+from energon_dali.shards.storage.owned_folder import ProcessFolder
 from energon_dali.shards.storage.request_pool import RequestPool
 
 _LOG = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ class Progress(Enum):
     """It is on disk."""
     HELD = "held"
     """It is in memory, because it was wanted before there was room on disk."""
-    FAILED = "failed"
-    """It could not be fetched."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +67,6 @@ class CacheEntry:
     """Whether the file on disk is a pickle."""
     content: Any = None
     source: SourceInfo | None = None
-    error: Exception | None = None
     request: Future[None] | None = None
     """Fetches it; None for a value of `to_cache`."""
 
@@ -140,18 +138,18 @@ class Fetcher:
     memory if it is wanted before there is room.
 
     Args:
-        folder: Returns the folder for the files; called when the first one is stored.
+        folder: For the files; created when the first one is stored.
         threads: Number of files that are fetched at a time.
         max_bytes: Most bytes on disk.
         max_files: Most files on disk.
     """
 
-    def __init__(self, folder: Callable[[], Path], threads: int, max_bytes: int, max_files: int) -> None:
+    def __init__(self, folder: ProcessFolder, threads: int, max_bytes: int, max_files: int) -> None:
         self.pid = os.getpid()
         self.closed = False
         self.stored_bytes = 0
         self.stored_files = 0
-        self._folder = folder
+        self.folder = folder
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._change = threading.Condition(threading.Lock())
@@ -206,15 +204,13 @@ class Fetcher:
             # What no thread has begun to fetch is read here.
             while entry.request is not None and not entry.request.cancel() and not self.closed:
                 if wait((entry.request,), _POLL_SECONDS).done:
+                    entry.request.result()  # raises what was raised there
                     break
             with self._change:
                 entry.wanted -= 1
-                progress, error = entry.progress, entry.error
-            if progress is Progress.FAILED and error is not None:
-                raise error
-            if progress is Progress.HELD:
+            if entry.progress is Progress.HELD:
                 return entry.content, entry.source
-            if progress is Progress.STORED:
+            if entry.progress is Progress.STORED:
                 # A file that is gone (the folder was removed, a disk was cleaned) is read again from its store.
                 with contextlib.suppress(OSError):
                     assert entry.path is not None
@@ -291,7 +287,7 @@ class Fetcher:
     def _write(self, entry: CacheEntry, packed: bytes | memoryview) -> bool:
         """Writes a file whose room is reserved, without the lock. Returns whether it worked; if not, frees the room."""
         try:
-            entry.path = self._folder() / str(next(self._names))
+            entry.path = self.folder.path() / str(next(self._names))
             with entry.path.open("xb") as file:
                 file.write(packed)
         except Exception as error:  # such as a full disk: the thread that wants the file reads it from its store
@@ -309,28 +305,35 @@ class Fetcher:
         return True
 
     def _fetch(self, entry: CacheEntry) -> None:
-        """Runs in a thread, without the lock: fetches a file, and stores it."""
+        """Runs in a thread, without the lock: fetches a file, and stores it.
+
+        Raises:
+            Exception: It could not be read.
+        """
+        progress = Progress.DIRECT
         with self._change:
             self._fetching += 1
         try:
             progress = self._fetch_and_store(entry)
-        except BaseException as error:  # SystemExit too: it would end the thread
-            entry.error, progress = _error_of(entry, error), Progress.FAILED
-        with self._change:
-            self._fetching -= 1
-            entry.progress = progress
-            if entry.references <= 0 and progress is Progress.STORED:
-                self._release(entry)  # dropped while it was written
-            self._change.notify_all()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise
+            raise DatasetError(  # SystemExit and the like would end the thread or process that wants the file
+                f"{type(error).__name__}({error}) was raised while {entry.name!r} was read from {entry.store!r}. In a "
+                "FileStore, raise DatasetError or another Exception, so that only one sample fails."
+            ) from error
+        finally:
+            with self._change:
+                self._fetching -= 1
+                entry.progress = progress
+                if entry.references <= 0 and progress is Progress.STORED:
+                    self._release(entry)  # dropped while it was written
+                self._change.notify_all()
 
     def _fetch_and_store(self, entry: CacheEntry) -> Progress:
         """Fetches a file and stores it, without the lock; returns where it is."""
-        try:
-            content, entry.source = entry.read_store()
-            packed = entry.pack(content)
-        except Exception as error:
-            entry.error = error
-            return Progress.FAILED
+        content, entry.source = entry.read_store()
+        packed = entry.pack(content)
         with self._change:
             never = entry.size > self._max_bytes or self._max_files < 1
             while not (never or self._fits(entry) or entry.wanted or self.closed or entry.references <= 0):
@@ -344,15 +347,3 @@ class Fetcher:
                 entry.content = content
                 return Progress.HELD
         return Progress.STORED if self._write(entry, packed) else Progress.DIRECT
-
-
-def _error_of(entry: CacheEntry, error: BaseException) -> Exception:
-    """Returns the error to raise where an entry is wanted: SystemExit and the like would end the thread or process."""
-    if isinstance(error, Exception):
-        return error
-    found = DatasetError(
-        f"{type(error).__name__}({error}) was raised while {entry.name!r} was read from {entry.store!r}. In a "
-        "FileStore, raise DatasetError or another Exception, so that only one sample fails."
-    )
-    found.__cause__ = error
-    return found

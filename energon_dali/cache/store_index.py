@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
 import threading
 from pathlib import Path
@@ -79,7 +78,7 @@ class StoreIndex:
         if row is None:
             raise FileMissingError(
                 f"{self.root} has no media metadata of {name!r}. If there is such a file, run `energon-dali "
-                f"prepare-media {shlex.quote(str(self.root))}` with options that take it in."
+                f"prepare-media {self.root.quoted}` with options that take it in."
             )
         return read_media_metadata(*row)
 
@@ -132,13 +131,13 @@ class StoreIndex:
     def _missing(self) -> DatasetFormatError:
         return DatasetFormatError(
             f"{self.root / INDEX} is missing; it is needed to find files by name. Run `energon-dali prepare "
-            f"{shlex.quote(str(self.root))}` for tar shards, or `energon-dali prepare-media "
-            f"{shlex.quote(str(self.root))}` for the media metadata of a plain folder."
+            f"{self.root.quoted}` for tar shards, or `energon-dali prepare-media "
+            f"{self.root.quoted}` for the media metadata of a plain folder."
         )
 
     def _garbled(self, what: str, command: str = "prepare") -> DatasetFormatError:
         return DatasetFormatError(
-            f"{self.root / INDEX} {what}. Write it again with `energon-dali {command} {shlex.quote(str(self.root))}`."
+            f"{self.root / INDEX} {what}. Write it again with `energon-dali {command} {self.root.quoted}`."
         )
 
     def close(self) -> None:

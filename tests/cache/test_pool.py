@@ -223,7 +223,7 @@ def test_a_file_that_was_cut_on_disk_is_read_again(folder: Path, method: Any) ->
 def test_a_file_that_is_dropped_while_it_is_written_frees_its_room(folder: Path, has_failed: bool) -> None:
     pool = FileStoreCachePool(parent_cache_dir=folder, num_workers=1)
     fetcher = pool._open()
-    name_folder, begun, dropped = fetcher._folder, threading.Event(), threading.Event()
+    name_folder, begun, dropped = fetcher.folder.path, threading.Event(), threading.Event()
 
     def name_folder_slowly() -> Path:
         begun.set()
@@ -232,7 +232,7 @@ def test_a_file_that_is_dropped_while_it_is_written_frees_its_room(folder: Path,
             raise OSError("no room")
         return name_folder()
 
-    fetcher._folder = name_folder_slowly
+    fetcher.folder.path = name_folder_slowly  # type: ignore[method-assign]
     lazy = pool.get_lazy(Numbers(), "1")
     assert begun.wait(60)
     assert (pool.cached_count, pool.cached_bytes) == (1, 100), "its room is reserved"

@@ -89,6 +89,7 @@ print(*tally.lost, *tally.left_behind, sep="\\n")
 
 
 def test_what_ends_late_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers.buckets, "_buckets", {})  # those of other tests of this process
     ending = threading.Event()
     thread = threading.Thread(target=ending.wait, name="late")
     before = leftovers.held()

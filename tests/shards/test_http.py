@@ -169,9 +169,13 @@ def test_refusals_are_told_at_once(web: Web, clock: FakeClock) -> None:
     web.status = lambda method, path: 403
     with pytest.raises(StorageError, match=r"403 Forbidden.*Check the address, and that you may read it"):
         StoragePath.of(f"{web.url}/shard_0.tar").open()
-    web.status = lambda method, path: None
-    with pytest.raises(FileNotFoundError):
-        StoragePath.of(f"{web.url}/nothing.tar").open()
+    web.status = lambda method, path: 405
+    with pytest.raises(StorageError, match=r"shard_0\.tar: .*405 Method Not Allowed"):
+        StoragePath.of(f"{web.url}/shard_0.tar").open(10).read_at(0, 5)
+    web.status = lambda method, path: 410 if path == "gone.tar" else None
+    for name in ("gone.tar", "nothing.tar"):
+        with pytest.raises(FileNotFoundError):
+            StoragePath.of(f"{web.url}/{name}").open()
     assert clock.pauses == []
     assert web.requests["HEAD", "shard_0.tar"] == 1
 
@@ -293,3 +297,19 @@ def test_a_query_which_may_be_a_signature_goes_to_no_other_host(web: Web) -> Non
             thread.join()
     assert arrived == ["/x%20y?signature=a%2Fb", "/moved", "/moved?signature=secret"]
     assert sum(web.requests.values()) == 0
+
+
+def test_what_keeps_connections_is_bounded(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_MOST_BUCKETS", 2)
+    for number in range(5):
+        assert StoragePath.of(f"{web.url}/shard_0.tar?{number}").size() > 0
+    assert [name for _, name, _ in buckets._buckets] == [f"{web.url.removeprefix('http://')}?{n}" for n in (3, 4)]
+
+
+def test_a_proxy_of_the_environment_is_used(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", web.url)
+    with pytest.raises(FileNotFoundError):
+        StoragePath.of("http://somewhere.invalid/deep/nothing.tar").size()
+    assert ("HEAD", "nothing.tar") in web.requests

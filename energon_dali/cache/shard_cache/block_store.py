@@ -46,7 +46,7 @@ from energon_dali.cache.shard_cache.eviction import (
     read_ledger,
     write_ledger,
 )
-from energon_dali.cache.shard_cache.object_versions import read_record
+from energon_dali.cache.shard_cache.object_record import read_record
 from energon_dali.cache.shard_cache.private_folder import FolderLock, PrivateFolder
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.storage.store import current_scope

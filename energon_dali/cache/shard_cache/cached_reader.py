@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from energon_dali.cache.shard_cache.block_store import Claim
-from energon_dali.cache.shard_cache.object_versions import ObjectVersion
+from energon_dali.cache.shard_cache.object_record import ObjectVersion
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.protocols import RangeReader, VersionedReader

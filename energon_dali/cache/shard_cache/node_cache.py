@@ -13,8 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from energon_dali.cache.shard_cache.block_file import PAGE_BYTES
 from energon_dali.cache.shard_cache.block_store import BlockStore, Claim
-from energon_dali.cache.shard_cache.object_versions import ObjectVersion, ObjectVersions
+from energon_dali.cache.shard_cache.object_record import (
+    ObjectRecord,
+    ObjectVersion,
+    read_record,
+    record_file,
+    shard_key,
+    version_of,
+)
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
@@ -24,11 +32,14 @@ BLOCK_BYTES = 4 << 20
 """Size of a block where the cache holds many of them."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 LARGEST_BLOCK_BYTES = 64 << 20
+COMPARED_SECONDS = 3600.0
+"""An object is compared with the store again after this time."""
 OFF_SECONDS = 60.0
 """After the local disk failed, it is left alone for this long."""
 
 _FORMAT = "format.json"
 _BLOCKS_PER_CACHE = 64
+_CLOCK_SECONDS = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 _log = logging.getLogger(__name__)
@@ -41,12 +52,16 @@ class NodeCache:
     Nothing here raises an error of the local disk: it is logged once, and shards are read without the cache for a
     while.
 
+    A process asks the store for the size and the ETag of an object when it first reads the object, and then once an
+    hour; not if another process of the node has asked since the job began. If they differ from what is recorded, the
+    blocks of the old version are removed.
+
     Args:
         parent: Folder that holds the cache's own folder.
         max_bytes: Most bytes on disk, of all processes together.
         block_bytes: Size of a block in a new cache; None chooses it.
         job: 8 bytes: key of the job of this process.
-        compared_since: When the job began, in seconds since 1970.
+        compared_since: When the job began, in seconds since 1970: comparisons before this time are not trusted.
     """
 
     def __init__(
@@ -67,7 +82,10 @@ class NodeCache:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._blocks: BlockStore | None = None
-        self._versions: ObjectVersions | None = None
+        self._known: dict[str, ObjectRecord] = {}
+        self._suspects: set[str] = set()
+        """Objects that turned out to be another version than was recorded."""
+        self._object_locks = [threading.Lock() for _ in range(64)]
         self._end: weakref.finalize[..., NodeCache] | None = None
 
     def after_fork(self) -> None:
@@ -102,7 +120,6 @@ class NodeCache:
         except BaseException:
             folder.close()
             raise
-        self._versions = ObjectVersions(blocks, self._compared_since, self.failed)
         self._blocks = blocks
         self._end = weakref.finalize(self, _close, blocks)
         self._end.atexit = False
@@ -154,8 +171,6 @@ class NodeCache:
     def compare_since(self, began: float) -> None:
         """Makes objects be compared with their store again if that was last done before a job began."""
         self._compared_since = max(self._compared_since, began)
-        if self._versions is not None:
-            self._versions.compared_since = self._compared_since
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
@@ -166,17 +181,50 @@ class NodeCache:
             FileNotFoundError: There is no such object.
             StorageError: The store does not answer.
         """
-        if time.monotonic() < self._off_until or self._open() is None:
+        if not self.is_usable:
             return None
-        assert self._versions is not None
-        version = self._versions.known(path.url) or self._versions.current(path)
+        version = self._known_version(path.url) or self._current_version(path)
         self._try(lambda blocks: blocks.jobs.note(version.folder.dataset), None)
         return version
 
+    def _known_version(self, url: str) -> ObjectVersion | None:
+        """Returns the version of an object if it need not be compared; reads no file."""
+        found = self._known.get(url)
+        return found.version if found is not None and self._is_recent(found) else None
+
+    def _current_version(self, path: StoragePath) -> ObjectVersion:
+        """Returns the version of an object, after asking the store if it is time to."""
+        url = path.url
+        with self._object_locks[hash(url) % len(self._object_locks)]:
+            known = self._known_version(url)
+            if known is not None:
+                return known
+            recorded = self._try(lambda blocks: read_record(blocks.folder, shard_key(url)), None)
+            if recorded is not None and self._is_recent(recorded) and url not in self._suspects:
+                self._known[url] = recorded
+                return recorded.version
+            began = time.time()
+            record = self._known[url] = ObjectRecord(url, version_of(url, *path.identity()), began)
+            self._suspects.discard(url)
+
+            def keep(blocks: BlockStore) -> None:
+                if blocks.folder.stat(record_file(record.version.folder.shard)) is None:
+                    blocks.add_bytes(PAGE_BYTES)
+                record.write(blocks.folder)
+                if recorded is not None and recorded.version != record.version:
+                    blocks.remove_version(recorded.version.folder)
+
+            self._try(keep, None)
+            return record.version
+
+    def _is_recent(self, record: ObjectRecord) -> bool:
+        now = time.time()
+        return max(self._compared_since, now - COMPARED_SECONDS) <= record.compared <= now + _CLOCK_SECONDS
+
     def distrust(self, path: StoragePath) -> None:
         """Makes the next reader of an object ask the store for its version."""
-        if self._versions is not None:
-            self._versions.distrust(path.url)
+        self._known.pop(path.url, None)
+        self._suspects.add(path.url)
 
     def read(self, version: ObjectVersion, number: int, start: int, stop: int) -> bytes | None:
         """Returns what a block holds of the bytes start ... stop - 1 of its object; None if it is not on disk."""

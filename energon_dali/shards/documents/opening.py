@@ -162,7 +162,7 @@ class Opening:
 def opening_files() -> Iterator[Opening]:
     """Context manager in which `read_content` finds files that were announced; a nested one is the outer one."""
     outer = current_scope()
-    if outer.opening is not None:
+    if isinstance(outer.opening, Opening):
         yield outer.opening
         return
     opening = Opening()

@@ -141,8 +141,6 @@ def _uri(path: Path) -> str:
 
 
 def _size(path: Path) -> int:
-    descriptor = open_regular(str(path))
-    try:
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    descriptor, size = open_regular(str(path))
+    os.close(descriptor)
+    return size

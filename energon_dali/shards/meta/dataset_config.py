@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +63,7 @@ def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, allow_im
     if config is None:
         raise DatasetFormatError(
             f"{path} is missing: it says which samples the dataset makes. Run `energon-dali prepare "
-            f"{shlex.quote(str(root))}` with --sample-type, or give dataset_config=NAME if it has another name."
+            f"{root.quoted}` with --sample-type, or give dataset_config=NAME if it has another name."
         )
     factory = config.get("__class__", STANDARD)
     if "__class__" in config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
@@ -59,7 +58,7 @@ def read_first_document(root: StoragePath, names: Sequence[str]) -> tuple[Storag
 
 
 def _remedy(root: StoragePath) -> str:
-    return f"Correct it, or write it again with `energon-dali prepare {shlex.quote(str(root))}`."
+    return f"Correct it, or write it again with `energon-dali prepare {root.quoted}`."
 
 
 def check_new_name(name: str, suffixes: tuple[str, ...], taken: Collection[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 
 from energon_dali.errors import DatasetFormatError
@@ -35,8 +34,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         if root.is_local and not root.is_dir():
             raise DatasetFormatError(f"{root} is not a folder. Give the folder that holds the tar shards.")
         raise DatasetFormatError(
-            f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare "
-            f"{shlex.quote(str(root))}`."
+            f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare {root.quoted}`."
         )
     path, document = found
     counts = document.get("shard_counts")
@@ -56,7 +54,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
 
 
 def _remedy(root: StoragePath) -> str:
-    return f"Write it again with `energon-dali prepare {shlex.quote(str(root))}`."
+    return f"Write it again with `energon-dali prepare {root.quoted}`."
 
 
 def refuse_meta(root: StoragePath) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +47,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     if found is None:
         raise DatasetFormatError(
             f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali "
-            f"prepare {shlex.quote(str(root))}`, or give split_config=NAME if it has another name."
+            f"prepare {root.quoted}`, or give split_config=NAME if it has another name."
         )
     path, document = found
     check_keys(document, {"split_parts", "exclude"}, path)
@@ -58,7 +57,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
         raise DatasetFormatError(
             f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or "
             f"shard/key]`; the lists hold text. Correct it, or write it again with `energon-dali prepare "
-            f"{shlex.quote(str(root))}`."
+            f"{root.quoted}`."
         )
     expanded = {part: _expand(shards or (), path) for part, shards in parts.items()}
     for part, shards in expanded.items():

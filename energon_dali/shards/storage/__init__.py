@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -114,6 +115,11 @@ class StoragePath:
         if not self.is_local:
             raise StorageError(f"{self.url} is not in the local file system. Copy it to a local folder first.")
         return Path(self.url)
+
+    @property
+    def quoted(self) -> str:
+        """The path or URL as an argument of a command, for messages."""
+        return shlex.quote(self.url)
 
     def __truediv__(self, name: str) -> StoragePath:
         return StoragePath(f"{self.url.rstrip('/')}/{name}")

@@ -17,8 +17,6 @@ from datetime import timezone
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-import urllib3
-
 from energon_dali.errors import StorageError
 
 _NOWHERE = "127.0.0.1:0"
@@ -143,14 +141,14 @@ def _google_provider(bucket: str) -> Any:
     """Returns a function that fetches credentials with google-auth, which supports every kind."""
     try:
         import google.auth
-        from google.auth.transport.urllib3 import Request
+        from google.auth.transport.requests import Request
     except ImportError as error:
         raise StorageError(
             f"The credentials of gs://{bucket} are of a kind that needs google-auth. Run "
             "`pip install google-auth requests`."
         ) from error
     credentials, _ = google.auth.default(scopes=[_GOOGLE_SCOPE])
-    request = Request(urllib3.PoolManager())
+    request = Request()
 
     def fetch() -> dict[str, Any]:
         credentials.refresh(request)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
-
-import urllib3
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.access import Access, is_set, stay_on
@@ -71,10 +70,14 @@ class S3Access(Access):
         self._keys = _environment_keys(environment)
         self._renewable: Any = None
         needs_keys = not self._anonymous and self._keys is None
-        session = _session(self._name) if needs_keys or _has_files(environment) else None
+        has_keys_file = _exists("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+        has_profile = bool(environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE")) or has_keys_file
+        # Without files to look into, botocore need not be imported.
+        has_files = has_profile or _exists("AWS_CONFIG_FILE", "~/.aws/config")
+        session = _session(self._name) if needs_keys or has_files else None
         self._config: Mapping[str, Any] = {}
         if session is None:
-            if needs_keys and (_profile(environment) or os.path.exists(_credentials_file(environment))):
+            if needs_keys and has_profile:
                 raise StorageError(
                     f"The credentials of s3://{self._name} are in a profile, and reading profiles needs boto3. Run "
                     "`pip install boto3`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
@@ -88,7 +91,7 @@ class S3Access(Access):
         if needs_keys:
             if self._renewable is None:
                 raise StorageError(f"There are no credentials for s3://{self._name}. {_HOW_TO_SET}")
-            self._keys = self._frozen()
+            self._keys = _frozen(self._renewable, self._name)
 
     def renew(self) -> bool:
         before = self._keys
@@ -110,12 +113,14 @@ class S3Access(Access):
 
     def _ask_for_region(self) -> str:
         """Returns the region of the bucket, "" if the server does not say."""
-        endpoint = self.endpoint or "https://s3.amazonaws.com"
+        parts = urlsplit(self.endpoint or "https://s3.amazonaws.com")
+        connect = HTTPConnection if parts.scheme == "http" else HTTPSConnection
         try:
-            answer = urllib3.request("HEAD", f"{endpoint}/{self._name}", retries=False, timeout=10.0, redirect=False)
-        except urllib3.exceptions.HTTPError:
+            with closing(connect(parts.netloc.rpartition("@")[2], timeout=10.0)) as server:
+                server.request("HEAD", f"{parts.path}/{self._name}")
+                return server.getresponse().getheader("x-amz-bucket-region", "")
+        except (OSError, HTTPException):
             return ""
-        return str(answer.headers.get("x-amz-bucket-region", ""))
 
     @property
     def region(self) -> str:
@@ -159,24 +164,32 @@ class S3Access(Access):
             client = stay_on(client, urls)
         if self._anonymous or self._keys is not None:
             # As a provider, or obstore would complete them with what is set in the environment.
-            options["credential_provider"] = self._provide
+            options["credential_provider"] = self._provider()
         return obstore.store.S3Store(self._name, client_options=client, retry_config=retry, **options)
 
-    def _provide(self) -> dict[str, Any]:
-        """Returns the credentials for obstore, which asks again when it is time to check them."""
-        until = None
-        if self._renewable is not None:
-            until = datetime.now(timezone.utc) + timedelta(seconds=CHECK_SECONDS + _EARLY_SECONDS)
-            # If it fails, the current ones may still be valid; if they are not, the server will say so.
-            with suppress(StorageError):
-                self._keys = self._frozen()
-        access, secret, token = self._keys or ("", "", None)
-        return {"access_key_id": access, "secret_access_key": secret, "token": token, "expires_at": until}
+    def _provider(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that obstore calls for credentials, again when it is time to check them."""
+        renewable, keys = self._renewable, self._keys or ("", "", None)
 
-    def _frozen(self) -> Keys:
-        with _explaining(self._name):
-            frozen = self._renewable.get_frozen_credentials()
-        return frozen.access_key, frozen.secret_key, frozen.token
+        def provide() -> dict[str, Any]:
+            nonlocal keys
+            until = None
+            if renewable is not None:
+                until = datetime.now(timezone.utc) + timedelta(seconds=CHECK_SECONDS + _EARLY_SECONDS)
+                # If it fails, the current ones may still be valid; if they are not, the server will say so.
+                with suppress(StorageError):
+                    keys = _frozen(renewable, self._name)
+            access, secret, token = keys
+            return {"access_key_id": access, "secret_access_key": secret, "token": token, "expires_at": until}
+
+        return provide
+
+
+def _frozen(renewable: Any, bucket: str) -> Keys:
+    """Returns the credentials of botocore as they are now."""
+    with _explaining(bucket):
+        frozen = renewable.get_frozen_credentials()
+    return frozen.access_key, frozen.secret_key, frozen.token
 
 
 @contextmanager
@@ -202,18 +215,9 @@ def _environment_keys(environment: Mapping[str, str]) -> Keys | None:
     return (access, secret, environment.get("AWS_SESSION_TOKEN") or None) if access and secret else None
 
 
-def _profile(environment: Mapping[str, str]) -> str | None:
-    return environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE")
-
-
-def _credentials_file(environment: Mapping[str, str]) -> str:
-    return os.path.expanduser(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
-
-
-def _has_files(environment: Mapping[str, str]) -> bool:
-    """Returns whether there are files to look into: without them, botocore need not be imported."""
-    config = os.path.expanduser(environment.get("AWS_CONFIG_FILE") or "~/.aws/config")
-    return bool(_profile(environment)) or os.path.exists(config) or os.path.exists(_credentials_file(environment))
+def _exists(variable: str, default: str) -> bool:
+    """Returns whether there is the file that an environment variable names."""
+    return os.path.exists(os.path.expanduser(os.environ.get(variable) or default))
 
 
 def _session(bucket: str) -> Any:

@@ -46,6 +46,7 @@ _CAUSES = {
 _LOOK_SECONDS = 1.0
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _TRANSIENT_STATUS = frozenset({408, 425, 429})
+_NOT_ALLOWED, _GONE = 405, 410
 
 
 class Bucket:
@@ -174,6 +175,8 @@ class Bucket:
             return PermissionError(f"{said} (some servers say this of missing objects too). {settings}")
         if status in _TRANSIENT_STATUS or status >= 500:
             return ConnectionError(said)
+        if status == _GONE:
+            return FileNotFoundError(said)
         if was_redirected(text) or 300 <= status < 400 or "BadScheme" in text:
             redirected = f"the server redirects {access.redirected}"
             return StorageError(f"Could not reach {url}: {redirected}. {access.where_it_is}")
@@ -202,9 +205,11 @@ class Bucket:
         return ConnectionError(said)
 
     def _missing(self, error: FileNotFoundError, url: str) -> Exception:
-        if _code(str(error)) in _NO_BUCKET:
+        text = str(error)
+        if _code(text) in _NO_BUCKET:
             return StorageError(f"Could not reach {url}: there is no bucket {self.url}. {self._access.how_to_set}")
-        return FileNotFoundError(_concise(str(error)))
+        is_refused = _status(text) == _NOT_ALLOWED  # for which obstore has no class of its own
+        return self._wrong_settings(url, error) if is_refused else FileNotFoundError(_concise(text))
 
     def _wrong_settings(self, url: str, error: Exception) -> StorageError:
         if isinstance(error, StorageError):
@@ -229,12 +234,12 @@ def open_bucket(url: str) -> tuple[Bucket, str]:
         parts = urlsplit(url)
         name, key = f"{parts.netloc}?{parts.query}".rstrip("?"), unquote(parts.path[1:])
     begin = _ACCESS[scheme].variables
-    identity = scheme, name, tuple(item for item in os.environ.items() if begin and item[0].startswith(begin))
+    identity = scheme, name, tuple(item for item in os.environ.items() if item[0].startswith(begin))
     bucket = _buckets.get(identity)
     if bucket is None:
         bucket = _buckets.setdefault(identity, Bucket(scheme, name))
-        while len(_buckets) > _MOST_BUCKETS:
-            _buckets.pop(next(iter(_buckets)), None)
+        for oldest in list(_buckets)[:-_MOST_BUCKETS]:
+            _buckets.pop(oldest, None)
     return bucket, key
 
 

@@ -179,7 +179,7 @@ class LocalReader:
 
     def _open(self) -> Descriptor:
         """Opens the file, and closes others if there are too many."""
-        descriptor = Descriptor(open_regular(self.path))
+        descriptor = Descriptor(open_regular(self.path)[0])
         self._descriptor = descriptor
         _opened.append((weakref.ref(self), weakref.ref(descriptor)))
         while len(_opened) > MAX_OPEN_FILES:
@@ -287,7 +287,7 @@ def _read_one_byte(path: str, offset: int) -> None:
     Raises:
         OSError: It cannot be read.
     """
-    descriptor = Descriptor(open_regular(path))  # a variable, because the last reference closes it
+    descriptor = Descriptor(open_regular(path)[0])  # a variable, because the last reference closes it
     with contextlib.suppress(OSError):
         os.posix_fadvise(descriptor.fd, offset, 1, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
     os.pread(descriptor.fd, 1, offset)
@@ -359,18 +359,16 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def open_regular(path: str) -> int:
-    """Opens a regular file and returns its descriptor; pipes, sockets and devices, which may never end, are refused.
+def open_regular(path: str) -> tuple[int, int]:
+    """Opens a regular file; pipes, sockets and devices, which may never end, are refused.
+
+    Returns:
+        (descriptor, size in bytes).
 
     Raises:
         OSError: It cannot be opened.
         StorageError: It is not a regular file.
     """
-    return _open_sized(path)[0]
-
-
-def _open_sized(path: str) -> tuple[int, int]:
-    """Returns (descriptor, size in bytes) of a regular file; see `open_regular`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # non-blocking, or opening a pipe would wait
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode):
@@ -389,7 +387,7 @@ def read_regular(path: str, max_bytes: int | None = None) -> bytes:
         StorageError: It is not a regular file.
     """
     try:
-        descriptor, size = _open_sized(path)
+        descriptor, size = open_regular(path)
     except NotADirectoryError as error:  # a component of the path is a file
         raise FileNotFoundError(*error.args) from error
     try:

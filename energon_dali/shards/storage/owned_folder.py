@@ -8,12 +8,17 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from energon_dali.errors import StorageError
+
 LOCK = "owner.lock"
 NO_LOCK = "no-owner.lock"
+CACHE_PREFIX = "energon-dali-cache-"
+"""Start of the names of folders of caches."""
 UNTOUCHED_SECONDS = 24 * 3600.0
 """A folder without a lock is stale if nothing in it was written for this long."""
 
@@ -72,6 +77,105 @@ class OwnedFolder:
             _remove(self.path)
             if self._lock >= 0:
                 os.close(self._lock)
+
+
+class ProcessFolder:
+    """The folder of one process, inside the folder of the process that it works for, if there is one.
+
+    Its owner removes a root folder, or the next owner of one in the same place if this one was killed.
+
+    Args:
+        parent: Where to create its own root folder; created if missing. Folders of dead processes in it are removed.
+        root: Folder of the process that this one works for; None creates one in `parent`.
+        owned: Whether to remove `root` too.
+    """
+
+    def __init__(self, parent: Path, root: Path | None, *, owned: bool = False) -> None:
+        self._owned_root = root if owned else None
+        self._parent = parent
+        self._root = root
+        self._own: OwnedFolder | None = None
+        self._path: Path | None = None
+        self._removed = False
+        # Threads ask for the folder at the same time, and the garbage collector may remove it while this thread creates
+        # it.
+        self._lock = threading.RLock()
+
+    def root(self) -> Path:
+        """Returns the folder in which other processes create theirs.
+
+        Raises:
+            StorageError: It cannot be created.
+        """
+        with self._lock:
+            if self._root is None:
+                remove_stale(self._parent, CACHE_PREFIX)
+                try:
+                    self._own = OwnedFolder(self._parent, CACHE_PREFIX)
+                except OSError as error:
+                    raise StorageError(
+                        f"Cannot create a cache folder in {self._parent}: {error}. Give parent_cache_dir a writable "
+                        "folder on a local disk."
+                    ) from error
+                self._root = self._own.path
+            root = self._root
+        self._check_removed(root)
+        return root
+
+    def path(self) -> Path:
+        """Returns the folder for the files of this process.
+
+        Raises:
+            StorageError: It cannot be created.
+        """
+        with self._lock:
+            if self._path is None:
+                self._path = self._make(f"{os.getpid()}-")
+            path = self._path
+        self._check_removed(path)
+        return path
+
+    def _check_removed(self, path: Path) -> None:
+        """Removes a folder that was created while `remove` ran. Called outside the lock, where it sees `_removed`."""
+        if self._removed:
+            self.remove()
+            raise StorageError(f"The cache folder {path} was removed with its pool.")
+
+    def make_root(self) -> Path:
+        """Returns a new folder for a pool that has a share of the limits.
+
+        Raises:
+            StorageError: It cannot be created.
+        """
+        return self._make("share-")
+
+    def _make(self, prefix: str) -> Path:
+        root = self.root()
+        try:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        except OSError as error:
+            raise StorageError(
+                f"Cannot create a cache folder in {root}: {error}. Closing a pool removes its folder: close it after "
+                "the loader."
+            ) from error
+
+    def remove(self) -> None:
+        """Removes the folder for good.
+
+        Never waits, because the garbage collector may call this at any point. A thread that is creating the folder at
+        this moment removes it itself.
+        """
+        self._removed = True
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            for path in (self._path, self._owned_root):
+                if path is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+            if self._own is not None:
+                self._own.remove()
+        finally:
+            self._lock.release()
 
 
 def remove_stale(

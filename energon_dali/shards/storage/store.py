@@ -21,7 +21,6 @@ from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
-    from energon_dali.shards.documents.opening import Opening
     from energon_dali.shards.storage import StoragePath
     from energon_dali.shards.storage.protocols import RangeReader
 
@@ -207,6 +206,13 @@ class ShardOpener(Protocol):
         """
 
 
+class DocumentReader(Protocol):
+    """Reads documents in another way than from their storage directly, such as by requests that have begun."""
+
+    def read(self, path: StoragePath, max_bytes: int) -> bytes | None:
+        """Returns the content of a file, None if there is none; see `read_content`."""
+
+
 class ReadScope:
     """How one loader reads in one process: its retry policy, its counters, its requests in flight, and a way to cancel
     its pauses.
@@ -240,7 +246,7 @@ class ReadScope:
         self.outlasts_stores = outlasts_stores
         self.failed_files: dict[str, float] = {}
         """Files for which all attempts of a request failed, and when. Failures of another loader do not count here."""
-        self.opening: Opening | None = None
+        self.opening: DocumentReader | None = None
         """Reads remote documents, of which it has fetched some; see `opening_files`."""
         self._count = count
         self._cancelled = threading.Event()
@@ -251,7 +257,7 @@ class ReadScope:
         if self._count is not None:
             self._count(name, amount)
 
-    def while_opening(self, opening: Opening) -> ReadScope:
+    def while_opening(self, opening: DocumentReader) -> ReadScope:
         """Returns a copy of this scope with an opening; without a loader, the copy is cancelled alone."""
         scope = copy(self)
         scope.opening = opening

@@ -83,9 +83,9 @@ def test_the_thread_that_runs_hooks_rules_out_a_fork(caplog: pytest.LogCaptureFi
 def test_all_threads_of_the_package_are_in_the_list_of_those_that_may_hold_locks() -> None:
     package = Path(fork_safety.__file__).parents[2]
     code = "\n".join(file.read_text() for file in package.rglob("*.py") if file != Path(fork_safety.__file__))
-    names = set(re.findall(r'(?:name=|thread_name(?:_prefix)? ?= ?|, |_submit\()"energon-dali-([a-z-]+)"', code))
+    names = set(re.findall(r'(?:name=|thread_name(?:_prefix|: str)? ?= ?|, |_submit\()"energon-dali-([a-z-]+)"', code))
     outside = {"stream", "prepare", "pack"}  # of commands that start no worker
-    assert {"rank", "panel", "read", "open", "close"} <= names
+    assert {"rank", "panel", "read", "cache", "close"} <= names
     assert {name for name in names - outside if f"-{name}`" not in str(fork_safety.__doc__)} == set()
 
 
