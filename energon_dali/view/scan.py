@@ -105,7 +105,7 @@ class Scan:
         self.num_processes = num_processes or min(4, max(1, (os.cpu_count() or 1) // 2))
         self._lock = threading.Lock()
         self._stores: dict[int, ScanStore] = {}
-        self._totals: dict[int, int] = {}
+        self._facts: dict[int, tuple[int, str]] = {}
         self._thread: threading.Thread | None = None
         self._cancelled = threading.Event()
         self._error = ""
@@ -161,7 +161,7 @@ class Scan:
         numbers = range(len(self.sources)) if source is None else (source,)
         running = self._thread is not None and self._thread.is_alive()
         scanned = sum(self.store(number).num_scanned() for number in numbers)
-        return ScanProgress(scanned, sum(self._total(number) for number in numbers), running, self._error)
+        return ScanProgress(scanned, sum(self._look_at(number)[0] for number in numbers), running, self._error)
 
     def _run(self) -> None:
         try:
@@ -170,12 +170,8 @@ class Scan:
             blocks: list[tuple[int, int]] = []
             for number, source in enumerate(self.sources):
                 store = self.store(number, again=True)
-                total, note = self._total(number), ""
-                if not store.exists:
-                    opened = source.open()
-                    note = opened.note
-                    opened.close()
-                store.create({"path": source.path, "num_samples": total, **({"note": note} if note else {})})
+                total, note = self._look_at(number)
+                store.create(note)
                 tasks.append((source, store.path.stem))
                 done = store.done_blocks()
                 blocks += [(number, block) for block in range(-(-total // BLOCK)) if block not in done]
@@ -200,7 +196,7 @@ class Scan:
         def scan_again(place: tuple[int, int], _: str) -> None:
             count_crash()
             number, block = place
-            samples = range(block * BLOCK, min((block + 1) * BLOCK, self._total(number)))
+            samples = range(block * BLOCK, min((block + 1) * BLOCK, self._look_at(number)[0]))
             self._in_processes(scanner.examine, [(number, index) for index in samples], record_sample)
             self._in_processes(scanner.scan, [place], scan_again)
 
@@ -245,16 +241,17 @@ class Scan:
             self._stores[source] = ScanStore(self.folder, self.sources[source].identity())
         return self._stores[source]
 
-    def _total(self, source: int) -> int:
-        if source not in self._totals:
+    def _look_at(self, source: int) -> tuple[int, str]:
+        """Returns (number of samples, why they are not made as dataset.yaml says) of a dataset."""
+        if source not in self._facts:
             opened = self.sources[source].open()
-            self._totals[source] = opened.num_samples
+            self._facts[source] = opened.num_samples, opened.note
             opened.close()
-        return self._totals[source]
+        return self._facts[source]
 
     def note(self, source: int = 0) -> str:
         """Returns why samples were not made as dataset.yaml says; "" if they were."""
-        return str(self.store(source).description().get("note", ""))
+        return self.store(source).note()
 
     def matches(
         self,

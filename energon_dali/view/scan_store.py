@@ -59,11 +59,11 @@ class ScanStore:
         self.path = folder / f"{identity}.sqlite"
         self._has_tables = False
 
-    def create(self, description: dict[str, Any]) -> None:
+    def create(self, note: str = "") -> None:
         """Makes the file if there is none.
 
         Args:
-            description: Plain values about the dataset; `num_samples` among them.
+            note: Why samples are not made as dataset.yaml says; "" if they are.
 
         Raises:
             StorageError: It cannot be written.
@@ -72,8 +72,7 @@ class ScanStore:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._connected(writes=True) as connection:
                 connection.executescript(_SCHEMA)
-                rows = [(name, json.dumps(value)) for name, value in description.items()]
-                connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+                connection.execute("INSERT OR IGNORE INTO meta VALUES ('note', ?)", (json.dumps(note),))
             os.utime(self.path)
         except OSError as error:
             raise StorageError(
@@ -173,12 +172,13 @@ class ScanStore:
             (count,) = connection.execute("SELECT coalesce(sum(samples), 0) FROM blocks").fetchone()
             return int(count)
 
-    def description(self) -> dict[str, Any]:
-        """Returns what `create` was given; {} without a file."""
+    def note(self) -> str:
+        """Returns what `create` was given; "" without a file."""
         if not self.exists:
-            return {}
+            return ""
         with self._connected() as connection:
-            return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM meta")}
+            found = connection.execute("SELECT value FROM meta WHERE name = 'note'").fetchone()
+            return "" if found is None else str(json.loads(found[0]))
 
 
 def _insert(connection: sqlite3.Connection, sample: SampleFacts) -> None:

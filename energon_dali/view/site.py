@@ -20,7 +20,7 @@ from energon_dali.view.query import GridQuery
 from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection, index_answers
+from energon_dali.view.selection import ScanPages, Search, SearchCache, Selection, index_answers
 from energon_dali.view.viewed_sample import Rows
 
 STATIC = Path(__file__).parent / "static"
@@ -106,7 +106,7 @@ class Site:
         if query.shard:
             rows = rows_of_shards(dataset, rows, query.shard)
         if query.wanted.is_empty:
-            return RowPages(rows)
+            return rows
         if not index_answers(dataset, query.wanted):
             return ScanPages(self.scan, self.scan_number(entry), rows, query.wanted)
         key = (entry.number, query.split, query.shard, query.wanted)

@@ -27,7 +27,7 @@ def scan_here(path: Path, folder: Path) -> Scan:
     scan = Scan([source], folder=folder)
     store = scan.store()
     opened = source.open()
-    store.create({"num_samples": opened.num_samples, **({"note": opened.note} if opened.note else {})})
+    store.create(opened.note)
     opened.close()
     scanner = BlockScanner(folder, [(source, store.path.stem)])
     for block in range(-(-opened.num_samples // BLOCK)):
