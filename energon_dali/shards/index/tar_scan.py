@@ -58,19 +58,18 @@ class PartMember(NamedTuple):
     member: TarMember
 
 
-def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Iterator[TarMember | TarEnd]:
+def scan_tar(read_at: ReadAt, size: int, shard: str) -> Iterator[TarMember | TarEnd]:
     """Yields the regular files of a tar in order, and then the end.
 
     Args:
         read_at: Reads the file.
         size: Size of the file in bytes.
         shard: Name of the shard, for messages.
-        start: Where the first header begins, in bytes.
 
     Raises:
         ShardError: The file is not a tar, is compressed, ends in the middle of a member, or has a damaged header.
     """
-    offset = first = start
+    offset = first = 0
     long_name: str | None = None
     long_size: int | None = None
     while True:
