@@ -68,16 +68,6 @@ class ScanFailure:
     """Why, in one line, as a loader would say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScanMatches:
-    """Some of the samples that meet a filter."""
-
-    indices: list[int]
-    """Indices in the whole dataset, ascending."""
-    share: float
-    """Share of the dataset that was scanned, 0 to 1: samples that were not are missing here."""
-
-
 class Scan:
     """Scans datasets in the background, and answers from what was found so far.
 
@@ -261,8 +251,8 @@ class Scan:
         ranges: Ranges = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> ScanMatches:
-        """Returns the samples that meet a filter, as far as the dataset was scanned.
+    ) -> list[int]:
+        """Returns the indices of the samples that meet a filter, as far as the dataset was scanned.
 
         Args:
             wanted: The conditions.
@@ -274,15 +264,13 @@ class Scan:
         Raises:
             StorageError: The file cannot be read, or the query took too long.
         """
-        share = self.progress(source).share
         condition, values = wanted.conditions()
         query = (
             "SELECT s.id FROM temp.ranges r CROSS JOIN samples s ON s.id >= r.start AND s.id < r.stop "
             f"WHERE {condition} ORDER BY r.start, s.id LIMIT ? OFFSET ?"
         )
         most, left_out = (min(max(0, number), _MOST) for number in (limit, offset))
-        rows = self._rows(source, query, (*values, most, left_out), ranges)
-        return ScanMatches([index for (index,) in rows], share)
+        return [index for (index,) in self._rows(source, query, (*values, most, left_out), ranges)]
 
     def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Ranges = None) -> int:
         """Returns how many scanned samples meet a filter; arguments as in `matches`.

@@ -57,15 +57,14 @@ class ScanPages:
         Raises:
             StorageError: The result of the scan cannot be read.
         """
-        found = self._scan.matches(
-            self._wanted, source=self._source, ranges=self._ranges, limit=stop - start, offset=start
-        )
-        count = self._scan.count(self._wanted, source=self._source, ranges=self._ranges)
-        return Page(np.array(found.indices, np.int64), count, found.share)
+        scan, source, ranges = self._scan, self._source, self._ranges
+        share = scan.progress(source).share  # first, as the scan goes on meanwhile
+        found = scan.matches(self._wanted, source=source, ranges=ranges, limit=stop - start, offset=start)
+        return Page(np.array(found, np.int64), scan.count(self._wanted, source=source, ranges=ranges), share)
 
     def position(self, index: int) -> int | None:
         wanted, ranges = self._wanted, [(start, min(stop, index)) for start, stop in self._ranges if start < index]
-        hit = self._scan.matches(wanted, source=self._source, ranges=[(index, index + 1)], limit=1).indices
+        hit = self._scan.matches(wanted, source=self._source, ranges=[(index, index + 1)], limit=1)
         return self._scan.count(wanted, source=self._source, ranges=ranges) if hit else None
 
 

@@ -60,7 +60,7 @@ def open_source(path: str, options: PackOptions, out: StoragePath) -> Source:
     if kind == "tars":
         return TarSource(root, None, options, hidden)
     if kind == "folder":
-        return FolderSource(full, options, out.url)
+        return FolderSource(full, names, options)
     if not tables:
         raise ConfigError(f"{path} holds no table, as kind={kind} needs. Give the path of the table itself.")
     if len(tables) > 1:

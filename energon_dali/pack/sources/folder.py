@@ -15,7 +15,6 @@ from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
 from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart
 from energon_dali.pack.sample_types import choose_sample_type, make_dataset_config
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.storage import StoragePath
 
 _CAPTIONS = {"txt": "txt", "caption": "txt", "text": "txt"}
 """Suffixes of captions, and the part that they become."""
@@ -28,24 +27,21 @@ class FolderSource(Source):
 
     Args:
         root: Absolute path of the folder.
+        names: The files below it, relative to it.
         options: What the user chose.
-        hidden: Absolute path of a folder in it that does not belong to it: that of the shards.
 
     Raises:
         DatasetFormatError: It holds no media and no text.
-        StorageError: It cannot be listed.
     """
 
     kind = "folder"
 
-    def __init__(self, root: str, options: PackOptions, hidden: str = "") -> None:
+    def __init__(self, root: str, names: list[str], options: PackOptions) -> None:
         super().__init__()
         self.root = root
         self._options = options
         self._files = MediaFolder(root, allow_outside=options.allow_outside, fingerprint=self._fingerprint)
-        inner = hidden.removeprefix(root.rstrip("/") + "/") + "/" if hidden.startswith(root.rstrip("/") + "/") else "\0"
-        names = StoragePath.of(root).list_files()
-        names = [name for name in names if not name.startswith((".", inner, "__MACOSX/")) and "/." not in name]
+        names = [name for name in names if not name.startswith("__MACOSX/") and "/." not in name]
         self._groups, self._ignored = _group(names)
         if not self._groups:
             raise DatasetFormatError(
