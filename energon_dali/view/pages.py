@@ -163,13 +163,14 @@ def sample(request: Request) -> Response:
             if found:
                 address = query.address(page=None, **{_POSITION: other})
                 neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
+    media_first = sorted(shown.parts, key=lambda part: part.kind not in ("image", "av"))
     grid_page = 1 if position is None else position // query.page_size + 1
     return show(
         request,
         "sample",
         entry=entry,
         sample=shown,
-        parts=[show_part(dataset, shown, part) for part in sorted(shown.parts, key=_is_not_media)],
+        parts=[show_part(dataset, shown, part) for part in media_first],
         splits=[part for part in dataset.split_parts if dataset.rows(part).position(shown.index) is not None],
         command=dataset.restore_command(shown),
         playable=AV_TYPES,
@@ -177,10 +178,6 @@ def sample(request: Request) -> Response:
         neighbours=neighbours,
         back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
     )
-
-
-def _is_not_media(part: ViewedPart) -> bool:
-    return part.kind not in ("image", "av")
 
 
 def _position_of(request: Request, site: Site, entry: CatalogEntry, query: GridQuery, index: int) -> int | None:

@@ -133,11 +133,6 @@ def _kind(path: str) -> str | None:
     return media_kind(suffix_of(path))
 
 
-def _stem(path: str) -> str:
-    suffix = suffix_of(path)
-    return path[: -len(suffix) - 1] if suffix else path
-
-
 def _group(names: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the files of each sample by its stem, and the files that belong to none.
 
@@ -146,8 +141,9 @@ def _group(names: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     """
     by_stem: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        if suffix_of(name) not in _REFUSED:
-            by_stem[_stem(name)].append(name)
+        suffix = suffix_of(name)
+        if suffix not in _REFUSED:
+            by_stem[name[: -len(suffix) - 1] if suffix else name].append(name)
     with_media = any(_kind(name) for name in names)
     named_files = {name for name in names if _kind(name)} if with_media else set()
     groups: dict[str, list[str]] = {}

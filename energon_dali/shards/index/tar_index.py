@@ -15,11 +15,6 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import WindowReader
 
 
-def tar_index_path(root: StoragePath, shard: str) -> StoragePath:
-    """Returns the path of the index of a shard: next to it, with the suffix `.idx`."""
-    return root / f"{shard}.idx"
-
-
 def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
     """Returns where the samples of a shard begin.
 
@@ -30,7 +25,7 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
         DatasetFormatError: The file is missing or is not a list of increasing offsets.
         StorageError: It cannot be read.
     """
-    path = tar_index_path(root, shard)
+    path = root / f"{shard}.idx"
     content = read_content(path, MAX_INDEX_BYTES)
     if content is None:
         raise DatasetFormatError(f"{path} is missing. Make it with `energon-dali prepare {shlex.quote(str(root))}`.")
