@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.pack.keys import UniqueKeys, hash64
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.reading import Source
-from energon_dali.pack.record import Record, Skipped, size_in_tar, to_line
+from energon_dali.pack.record import Record, Skipped, UniqueKeys, hash64, size_in_tar, to_line
 from energon_dali.pack.sources.hugging_face import clean_split
 
 Ints = npt.NDArray[np.int64]

@@ -97,7 +97,6 @@ class FieldDescriber:
         """
         leaves = list(_leaves("", value, 0))
         arrays = {name: array for name, leaf in leaves if (array := to_array(leaf)) is not None}
-        arrays |= {name: array for name, leaf in leaves if (array := _values_of(leaf)) is not None}
         shown = [self._field(name, leaf, arrays) for name, leaf in leaves[:MAX_FIELDS]]
         if len(leaves) > MAX_FIELDS:
             shown.append(ShownField("...", f"{len(leaves) - MAX_FIELDS:,} more fields are not shown"))
@@ -181,10 +180,6 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
 
 
-def _values_of(value: Any) -> npt.NDArray[Any] | None:
-    return to_array(value.values) if isinstance(value, VisionInput) else None
-
-
 def _are_numbers(values: Sequence[Any]) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
 
@@ -194,6 +189,8 @@ def to_array(value: Any) -> npt.NDArray[Any] | None:
 
     A tensor on a GPU is copied to the CPU; types that NumPy lacks (bfloat16) become float32.
     """
+    if isinstance(value, VisionInput):
+        return to_array(value.values)
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind in "biuf" else None
     if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor

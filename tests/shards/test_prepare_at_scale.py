@@ -16,7 +16,6 @@ from benchmarks.remote.s3_server import S3Server
 from energon_dali.cli.media_options import check_image
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards import PartFacts, StoragePath, prepare_dataset
-from energon_dali.shards.prepare import journal as journal_module
 from energon_dali.shards.prepare import parallel, scanning
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.prepare.shard_job import JUMP_BYTES, LARGEST_BYTES, StreamedReader
@@ -210,11 +209,11 @@ def test_no_journal_is_kept_where_none_can_be(tmp_path: Path, monkeypatch: pytes
     prepare_dataset(tmp_path / "data")
     (tmp_path / "cache").unlink()
     job: Any = scanning.ShardJob(StoragePath.of(tmp_path / "data"))
-    first = journal_module.open_journal(job)
+    first = scanning.open_journal(job)
     assert first is not None
-    assert journal_module.open_journal(job) is None, "another process has it"
+    assert scanning.open_journal(job) is None, "another process has it"
     first.close()
     unpicklable = scanning.ShardJob(StoragePath.of(tmp_path / "data"), check_part=lambda name, content: None)
-    assert journal_module.open_journal(unpicklable) is None
+    assert scanning.open_journal(unpicklable) is None
     with pytest.raises(ConfigError, match="shards_in_flight=0"):
         prepare_dataset(tmp_path / "data", shards_in_flight=0)

@@ -12,10 +12,9 @@ from typing import Any, TextIO
 from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.pack.columns import MAX_COLUMNS, find_columns, row_to_parts, too_many_columns
 from energon_dali.pack.files import MediaFolder, media_kind, suffix_of
-from energon_dali.pack.keys import key_of, numbered_key
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
-from energon_dali.pack.record import FilePart, Part, Record, SkipRecord
+from energon_dali.pack.record import FilePart, Part, Record, SkipRecord, key_of, numbered_key
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 

@@ -8,11 +8,9 @@ from functools import cache, partial
 from typing import Protocol
 
 from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
-from energon_dali.shards.index.extent_file import pack_names
 from energon_dali.shards.index.extents import PartFacts, ShardExtents
-from energon_dali.shards.index.extents_builder import scan_extents
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
-from energon_dali.shards.index.tar_index import missing_shard
+from energon_dali.shards.index.tar_index import missing_shard, scan_extents
 from energon_dali.shards.index.tar_scan import PartMember, ReadAt
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.parallel_calls import map_in_threads
@@ -79,11 +77,6 @@ class ShardScan:
     """Size, and ETag or time of the last change, when it was scanned."""
     is_known: bool = False
     """Whether the shard still has the version that it was asked for; then it was not scanned."""
-
-    @property
-    def names(self) -> bytes:
-        """The names as the extent file stores them."""
-        return pack_names(self.part_names, self.formats)
 
     @property
     def extents(self) -> ShardExtents:
