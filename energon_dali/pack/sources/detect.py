@@ -8,11 +8,10 @@ from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.pack.files import media_kind, suffix_of
 from energon_dali.pack.options import KINDS, PackOptions
 from energon_dali.pack.reading import Source
-from energon_dali.pack.sources.conversations import ConversationSource, is_conversation
 from energon_dali.pack.sources.folder import FolderSource
 from energon_dali.pack.sources.hugging_face import TABLE_SUFFIXES as ARROW_SUFFIXES
 from energon_dali.pack.sources.hugging_face import HuggingFaceSource, is_hugging_face
-from energon_dali.pack.sources.table import TABLE_SUFFIXES, TableSource, first_rows
+from energon_dali.pack.sources.table import TABLE_SUFFIXES, ConversationSource, TableSource, first_rows, is_conversation
 from energon_dali.pack.sources.tars import TarSource
 from energon_dali.shards.storage import StoragePath
 
