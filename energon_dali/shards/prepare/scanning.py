@@ -30,15 +30,12 @@ from typing import BinaryIO, TypeAlias
 
 from energon_dali import __version__
 from energon_dali.errors import ConfigError
-from energon_dali.shards.prepare.parallel import (
-    killed_message,
-    local_bytes,
-    map_in_order,
-    useful_workers,
-    workers_worthwhile,
-)
+from energon_dali.shards.prepare.parallel import killed_message, map_in_order
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, UnreadablePart, index_shard
+from energon_dali.shards.storage import StoragePath
 
+BYTES_PER_WORKER = 256 << 20
+"""Scanning shards of this size takes less time than starting a process."""
 ShardTask: TypeAlias = tuple[str, str | None]
 """A shard to scan, and its version if that is already known."""
 KEPT_BYTES = 256 << 20
@@ -142,6 +139,29 @@ def _scan_somewhere(
         worthwhile = workers_worthwhile(size * len(rest) // len(first))
         num_workers = min(options.num_workers, worthwhile, len(rest), in_flight)
         yield from scan_all(scan_one, rest, num_workers, threads=-(-in_flight // num_workers))
+
+
+def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int) -> int:
+    """Returns how many processes are worth their start; this process scans small local datasets alone."""
+    if num_workers <= 1 or not root.is_local:
+        return num_workers
+    return min(num_workers, workers_worthwhile(local_bytes(root, shards, num_workers * BYTES_PER_WORKER)))
+
+
+def workers_worthwhile(size: int) -> int:
+    """Returns how many processes are worth their start for shards of a size in bytes, at least 1."""
+    return size // BYTES_PER_WORKER + 1
+
+
+def local_bytes(root: StoragePath, shards: Sequence[str], enough: int) -> int:
+    """Returns the size of local shards in bytes; stops counting when it is `enough`."""
+    total = 0
+    for shard in shards:
+        path = (root / shard).local
+        total += path.stat().st_size if path.is_file() else 0
+        if total >= enough:
+            return enough
+    return total
 
 
 def _index(job: ShardJob, task: ShardTask) -> ShardScan:
