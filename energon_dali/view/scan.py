@@ -136,8 +136,6 @@ class Scan:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
 
-    close = cancel
-
     def progress(self, source: int | None = None) -> ScanProgress:
         """Returns how far the scan is.
 
@@ -156,16 +154,16 @@ class Scan:
     def _run(self) -> None:
         try:
             remove_old_scans(self.folder)
-            tasks: list[tuple[ScanSource, str]] = []
+            tasks: list[tuple[ScanSource, ScanStore]] = []
             blocks: list[tuple[int, int]] = []
             for number, source in enumerate(self.sources):
                 store = self.store(number, again=True)
                 total, note = self._look_at(number)
                 store.create(note)
-                tasks.append((source, store.path.stem))
+                tasks.append((source, store))
                 done = store.done_blocks()
                 blocks += [(number, block) for block in range(-(-total // BLOCK)) if block not in done]
-            self._scan(BlockScanner(self.folder, tasks), blocks)
+            self._scan(BlockScanner(tasks), blocks)
         except CancelledError:
             pass
         except (EnergonDaliError, OSError) as error:

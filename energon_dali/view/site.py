@@ -73,17 +73,14 @@ class Site:
         self.scan = Scan(sources, folder=scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
-        self.encoded = self._open_encoder()
+        self.encoded: EncodedViews | None = None
         """What the task encoder makes of samples; None without one."""
+        if options.encoder:
+            load_encoder(options.encoder)  # raises for a mistake now, and not on the page
+            self.encoded = EncodedViews(replace(options, path=self.catalog.path))
         self._searches = SearchCache()
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
-
-    def _open_encoder(self) -> EncodedViews | None:
-        if not self.options.encoder:
-            return None
-        load_encoder(self.options.encoder)  # raises for a mistake now, and not on the page
-        return EncodedViews(replace(self.options, path=self.catalog.path))
 
     def scan_number(self, entry: CatalogEntry) -> int:
         """Returns the number that the scan has for a dataset."""

@@ -29,7 +29,7 @@ def scan_here(path: Path, folder: Path) -> Scan:
     opened = source.open()
     store.create(opened.note)
     opened.close()
-    scanner = BlockScanner(folder, [(source, store.path.stem)])
+    scanner = BlockScanner([(source, store)])
     for block in range(-(-opened.num_samples // BLOCK)):
         scanner.scan((0, block))
     return scan

@@ -48,7 +48,7 @@ def test_figures_and_charts(folder: Path, tmp_path: Path) -> None:
     scan = Scan([source], folder=tmp_path)
     assert collect_statistics(scan).charts == ()
     scan.store().create()
-    BlockScanner(tmp_path, [(source, scan.store().path.stem)]).scan((0, 0))
+    BlockScanner([(source, scan.store())]).scan((0, 0))
     found = collect_statistics(scan)
     charts = {chart.name: chart for chart in found.charts}
     assert (found.num_samples, found.share, found.num_failed, found.num_duplicates) == (10, 1.0, 1, 5)
