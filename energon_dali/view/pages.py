@@ -171,7 +171,7 @@ def sample(request: Request) -> Response:
         entry=entry,
         sample=shown,
         parts=[show_part(dataset, shown, part) for part in media_first],
-        splits=[part for part in dataset.split_parts if dataset.rows(part).position(shown.index) is not None],
+        splits=dataset.parts_of(shown.index),
         command=dataset.restore_command(shown),
         playable=AV_TYPES,
         position=position,
@@ -231,16 +231,11 @@ def encoded_sample(request: Request) -> Response:
 
 def _split_of(entry: CatalogEntry, index: int) -> str:
     """Returns the split, of the metadataset if there is one, in which a sample is; "train" if it is in none."""
-    dataset = entry.opened
-
-    def holds(part: str) -> bool:
-        return not dataset.split_parts or (
-            part in dataset.split_parts and dataset.rows(part).position(index) is not None
-        )
-
+    known = entry.opened.split_parts
+    parts = entry.opened.parts_of(index)
     if entry.uses:
-        return next((use.split for use in entry.uses if holds(use.split_part)), entry.uses[0].split)
-    return next((part for part in dataset.split_parts if holds(part)), "train")
+        return next((use.split for use in entry.uses if use.split_part in parts or not known), entry.uses[0].split)
+    return next(iter(parts), "train")
 
 
 def encoded_image(request: Request) -> Response:
