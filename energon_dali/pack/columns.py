@@ -13,9 +13,8 @@ from typing import Any
 from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.pack.files import MediaKind, media_kind, suffix_of
-from energon_dali.pack.options import PackOptions
+from energon_dali.pack.options import NEEDS, PackOptions, choose_sample_type
 from energon_dali.pack.record import JsonPart, Part, SkipRecord, TextPart
-from energon_dali.pack.sample_types import NEEDS, choose_sample_type
 from energon_dali.shards.documents.content import excerpt
 
 _MEDIA_NAMES: dict[str, MediaKind] = {
