@@ -210,23 +210,15 @@ def _encoded(request: Request) -> EncodedViews:
 def encoded_batch(request: Request) -> Response:
     """Answers `/encoder`: the first batch of training."""
     view = _encoded(request).batch()
-    return show(request, "encoder", entry=None, view=view, sample=None, address="/encoder")
+    return show(request, "encoder", entry=None, view=view, sample=None)
 
 
 def encoded_sample(request: Request) -> Response:
     """Answers `/data/N/sample/I/encoded`: what the encoder makes of a sample."""
     encoded = _encoded(request)
     entry, found = sample_of(request)
-    address = f"/data/{entry.number}/sample/{found.index}"
-    return show(
-        request,
-        "encoder",
-        entry=entry,
-        view=encoded.sample(entry.path, found.index, _split_of(entry, found.index)),
-        sample=found,
-        address=f"{address}/encoded",
-        original=address,
-    )
+    view = encoded.sample(entry.path, found.index, _split_of(entry, found.index))
+    return show(request, "encoder", entry=entry, view=view, sample=found)
 
 
 def _split_of(entry: CatalogEntry, index: int) -> str:

@@ -58,16 +58,8 @@ class Site:
         self.options = options
         self.catalog = Catalog(options.path, dataset_config=options.dataset_config, split_config=options.split_config)
         opened = [entry for entry in self.catalog.entries if entry.dataset is not None]
-        sources = [
-            ScanSource(
-                entry.path,
-                entry.dataset_config,
-                entry.split_config,
-                allow_imports=options.allow_imports,
-                allow_code=options.allow_code,
-            )
-            for entry in opened
-        ]
+        allowed = {"allow_imports": options.allow_imports, "allow_code": options.allow_code}
+        sources = [ScanSource(entry.path, entry.dataset_config, entry.split_config, **allowed) for entry in opened]
         if not sources:
             raise ConfigError(f"{options.path} names no dataset. Add one to the metadataset.")
         self.scan = Scan(sources, folder=scan_folder)

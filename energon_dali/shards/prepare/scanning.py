@@ -83,33 +83,26 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
         options: Where and how.
     """
     worth_keeping = not job.root.is_local or local_bytes(job.root, names, KEPT_BYTES) >= KEPT_BYTES
-    journal = open_journal(job) if worth_keeping else None
+    journal = (open_journal(job) if worth_keeping else None) or Journal()
     scans = _scans(job, names, options, journal)
     try:
         yield scans
     except BaseException:
-        if journal is not None:
-            journal.close()
+        journal.close()
         raise
     else:
-        if journal is not None:
-            journal.remove()
+        journal.remove()
     finally:
         scans.close()  # type: ignore[attr-defined]  # a generator
 
 
-def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: Journal | None) -> Iterator[ShardScan]:
-    tasks = [(name, None if journal is None else journal.version(name)) for name in names]
-    scan_all = partial(
-        map_in_order,
-        killed=_killed,
-        arrived=None if journal is None else journal.add,
-    )
+def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: Journal) -> Iterator[ShardScan]:
+    tasks = [(name, journal.version(name)) for name in names]
+    scan_all = partial(map_in_order, killed=_killed, arrived=journal.add)
     for scan in _scan_somewhere(job, tasks, options, scan_all):
         if not scan.is_known:
             yield scan
             continue
-        assert journal is not None, "only a journal records versions"
         kept = journal.load(scan.shard)
         yield index_shard(job, scan.shard) if kept is None else replace(kept, is_known=True)
 
@@ -179,15 +172,15 @@ def cache_folder(purpose: str) -> Path:
 
 
 class Journal:
-    """The scans of one unfinished preparation; made by `open_journal`.
+    """The scans of one unfinished preparation; made by `open_journal`. Without a file, it keeps nothing.
 
     Args:
         file: The open and locked file.
         path: Its path.
     """
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file: BinaryIO | None = file
+    def __init__(self, file: BinaryIO | None = None, path: Path | None = None) -> None:
+        self._file = file
         self._path = path
         self._records: dict[str, tuple[str, int]] = {}
         """Version and offset of the record of each shard."""
@@ -230,8 +223,9 @@ class Journal:
 
     def remove(self) -> None:
         """Removes the file: the preparation is done."""
-        with suppress(OSError):
-            self._path.unlink()
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()
         self.close()
 
     def close(self) -> None:
