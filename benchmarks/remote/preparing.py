@@ -29,7 +29,7 @@ from benchmarks.machine import commit, describe_machine, describe_versions
 from benchmarks.remote.s3_server import S3Server
 from energon_dali.cli.media_options import check_image
 from energon_dali.shards import prepare_dataset
-from energon_dali.shards.prepare import parallel
+from energon_dali.shards.prepare import scanning
 from tests.shards.tars import jpeg, write_tar
 
 RESULT = ROOT / "benchmarks" / "results" / "remote-preparing.json"
@@ -79,7 +79,7 @@ def forget_index(folder: Path) -> None:
 
 def prepare(path: str, workers: int, in_flight: int, how: str) -> dict[str, float]:
     """Prepares a dataset in this process, whose environment leads to the server."""
-    parallel.BYTES_PER_WORKER = 1  # as many processes as were asked for, though the shards are small
+    scanning.BYTES_PER_WORKER = 1  # as many processes as were asked for, though the shards are small
     killed: list[int] = []
 
     def kill_one() -> None:

@@ -13,9 +13,8 @@ from typing import Any
 from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.pack.files import MediaKind, media_kind, suffix_of
-from energon_dali.pack.options import PackOptions
+from energon_dali.pack.options import NEEDS, PackOptions, choose_sample_type
 from energon_dali.pack.record import JsonPart, Part, SkipRecord, TextPart
-from energon_dali.pack.sample_types import NEEDS, choose_sample_type
 from energon_dali.shards.documents.content import excerpt
 
 _MEDIA_NAMES: dict[str, MediaKind] = {
@@ -206,10 +205,7 @@ def row_to_parts(columns: Columns, row: Mapping[str, Any], media_part: MakeMedia
     parts: list[Part] = []
     for media in columns.media:
         value = row.get(media.column)
-        is_first = not media.prefix
-        if value is None or value == "" or value == []:
-            if is_first and media.kind in needed:
-                raise SkipRecord(f"the column {media.column!r} is empty")
+        if _is_empty(value, media.column, not media.prefix and media.kind in needed):
             continue
         if isinstance(value, list):
             start = f"{media.prefix}." if media.prefix else ""
@@ -222,27 +218,32 @@ def row_to_parts(columns: Columns, row: Mapping[str, Any], media_part: MakeMedia
     return parts
 
 
+def _is_empty(value: Any, column: str, is_needed: bool) -> bool:
+    """Returns whether a value of a column is empty.
+
+    Raises:
+        SkipRecord: It is, and the sample needs it.
+    """
+    found = value is None or value == "" or value == []
+    if found and is_needed:
+        raise SkipRecord(f"the column {column!r} is empty")
+    return found
+
+
 def _text_parts(columns: Columns, row: Mapping[str, Any], needed: Sequence[str]) -> list[Part]:
     parts: list[Part] = []
     document = {name: _plain(row[name]) for name in columns.metadata if row.get(name) is not None}
     if columns.caption is not None:
         text = as_text(row.get(columns.caption))
-        if text:
+        if not _is_empty(text, columns.caption, "caption" in needed):
             parts.append(TextPart("txt", text))
-        elif "caption" in needed:
-            raise SkipRecord(f"the column {columns.caption!r} is empty")
     if columns.question is not None:
-        question = as_text(row.get(columns.question))
-        if not question and "question" in needed:
-            raise SkipRecord(f"the column {columns.question!r} is empty")
-        document["question"] = question
+        document["question"] = as_text(row.get(columns.question))
+        _is_empty(document["question"], columns.question, "question" in needed)
         document["answers"] = _as_list(row.get(columns.answers)) if columns.answers else []
     if columns.label is not None:
         label = row.get(columns.label)
-        if label is None or label == "":
-            if "label" in needed:
-                raise SkipRecord(f"the column {columns.label!r} is empty")
-        else:
+        if not _is_empty(label, columns.label, "label" in needed):
             number = _as_index(label) if columns.label_is_number else None
             if columns.label_is_number and number is None:
                 raise SkipRecord(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.pack.keys import UniqueKeys, hash64
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.reading import Source
-from energon_dali.pack.record import Record, Skipped, size_in_tar, to_line
+from energon_dali.pack.record import Record, Skipped, UniqueKeys, hash64, size_in_tar, to_line
 from energon_dali.pack.sources.hugging_face import clean_split
 
 Ints = npt.NDArray[np.int64]
@@ -87,7 +87,8 @@ def make_plan(
     skipped: list[Skipped] = []
     keys, rules = UniqueKeys(), SplitRules(options.split, options.split_seed)
     parts: list[str] = list(rules.parts)
-    columns = {name: array("q") for name in ("line_bytes", "tar_bytes", "part", "group")}
+    facts = array("q")
+    """Of each record: bytes of its line, bytes in a tar, number of its part, group."""
     hashes = array("Q")
     with unordered.open("wb") as file:
         for count, record in enumerate(source.records(lambda what, why: skipped.append(Skipped(what, why)))):
@@ -97,28 +98,21 @@ def make_plan(
                 parts.append(part)
             line = to_line(record)
             file.write(line)
-            for name, value in (
-                ("line_bytes", len(line)),
-                ("tar_bytes", size_in_tar(record)),
-                ("part", parts.index(part)),
-                ("group", record.group),
-            ):
-                columns[name].append(value)
+            facts.extend((len(line), size_in_tar(record), parts.index(part), record.group))
             if options.shuffle is not None:
                 hashes.append(hash64(record.key, f"order {options.shuffle}"))
             if progress is not None and count % 1000 == 0:
                 progress(count)
-    if not columns["part"]:
+    if not facts:
         raise DatasetFormatError(_nothing(skipped))
-    found = {name: np.frombuffer(values, np.int64) for name, values in columns.items()}
-    order = _order(found["part"], found["group"], np.frombuffer(hashes, np.uint64), options.shuffle)
-    cuts = cut_shards(found["part"][order], found["tar_bytes"][order], options.max_samples, options.max_bytes)
+    line_bytes, tar_bytes, part_numbers, groups = np.frombuffer(facts, np.int64).reshape(-1, 4).T
+    order = _order(part_numbers, groups, np.frombuffer(hashes, np.uint64), options.shuffle)
+    cuts = cut_shards(part_numbers[order], tar_bytes[order], options.max_samples, options.max_bytes)
     digest = hashlib.sha256()
-    sizes = _write_ordered(unordered, folder / RECORDS_NAME, found["line_bytes"], order, cuts, digest)
+    sizes = _write_ordered(unordered, folder / RECORDS_NAME, line_bytes, order, cuts, digest)
     unordered.unlink()
-    shards = _name_shards(
-        [parts[number] for number in found["part"][order[cuts[:-1]]]], cuts, sizes, found["tar_bytes"], order
-    )
+    part_of_shard = [parts[number] for number in part_numbers[order[cuts[:-1]]]]
+    shards = _name_shards(part_of_shard, cuts, sizes, tar_bytes, order)
     digest.update(json.dumps([(shard.name, shard.samples) for shard in shards]).encode())
     return Plan(tuple(shards), digest.hexdigest(), source.fingerprint(), tuple(skipped))
 
@@ -200,14 +194,13 @@ def _name_shards(
     part_of_shard: list[str], cuts: Ints, sizes: list[int], tar_bytes: Ints, order: Ints
 ) -> list[PlannedShard]:
     shards: list[PlannedShard] = []
-    numbers: dict[str, int] = {}
+    numbers = Counter[str]()
     offset = 0
     for index, (part, size) in enumerate(zip(part_of_shard, sizes, strict=True)):
-        number = numbers.get(part, 0)
-        numbers[part] = number + 1
         samples = order[cuts[index] : cuts[index + 1]]
         estimated = int(tar_bytes[samples].sum())
-        shards.append(PlannedShard(f"{part}-{number:06d}.tar", part, len(samples), offset, size, estimated))
+        shards.append(PlannedShard(f"{part}-{numbers[part]:06d}.tar", part, len(samples), offset, size, estimated))
+        numbers[part] += 1
         offset += size
     return shards
 

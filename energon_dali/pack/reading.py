@@ -14,6 +14,7 @@ from typing import Any
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
 from energon_dali.pack.columns import Columns, row_to_parts
 from energon_dali.pack.files import Fingerprint, MediaFolder, guess_suffix, media_kind, suffix_of
+from energon_dali.pack.options import make_dataset_config
 from energon_dali.pack.record import (
     BytesPart,
     FilePart,
@@ -26,7 +27,6 @@ from energon_dali.pack.record import (
     TextPart,
     json_bytes,
 )
-from energon_dali.pack.sample_types import make_dataset_config
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath

@@ -193,14 +193,9 @@ def listen(port: int) -> socket.socket:
     Raises:
         ConfigError: The port is in use, or may not be used.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
-        listener.listen(128)
+        return socket.create_server((HOST, port), backlog=128)
     except OSError as error:
-        listener.close()
         raise ConfigError(
             f"Port {port} of {HOST} cannot be used: {error.strerror}. Give another --port, or none for a free one."
         ) from error
-    return listener

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError
 from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.metadataset.loader import load_dataset
-from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.scheduled import Schedule
 from energon_dali.shards import StoragePath
 from energon_dali.view.dataset import FolderDataset, JsonlDataset, ViewedDataset
@@ -156,21 +155,13 @@ class Catalog:
             if blend.schedule is not None:
                 self.schedules[split] = blend.schedule
             for source in blend.sources:
-                for path, part, config, split_config in _folders(source):
-                    entry = entries.get((path, config, split_config))
-                    if entry is None:
-                        entry = _open_entry(len(entries), path, config, split_config)
-                        entries[path, config, split_config] = entry
-                    where = "" if source.location is None else str(source.location)
-                    entry.uses.append(Use(split, part, source.weight, source.repetitions, where))
+                where = "" if source.location is None else str(source.location)
+                for one in [source] if source.join is None else source.join.columns:
+                    key = (one.path, one.dataset_config, one.split_config)
+                    if key not in entries:
+                        entries[key] = _open_entry(len(entries), *key)
+                    entries[key].uses.append(Use(split, one.split_part, source.weight, source.repetitions, where))
         return list(entries.values())
-
-
-def _folders(source: SourceReference) -> list[tuple[str, str, str | None, str | None]]:
-    """Returns (path, split part, name of dataset.yaml, name of the split file) of a dataset, or of each one joined."""
-    if source.join is None:
-        return [(source.path, source.split_part, source.dataset_config, source.split_config)]
-    return [(one.path, one.split_part, one.dataset_config, one.split_config) for one in source.join.columns]
 
 
 def _open_entry(number: int, path: str, dataset_config: str | None, split_config: str | None) -> CatalogEntry:

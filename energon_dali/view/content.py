@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -172,13 +172,6 @@ def dump(content: bytes) -> str:
     return "\n".join(lines)
 
 
-class ByteRange(NamedTuple):
-    """Bytes start to stop (exclusive) of a part."""
-
-    start: int
-    stop: int
-
-
 def content_type(part: ViewedPart) -> str:
     """Returns the content type of a part: never one that a browser would run, whatever the part is called."""
     if part.kind == "av":
@@ -222,8 +215,8 @@ def send_part(request: Request, dataset: ViewedDataset, sample: ViewedSample, pa
     return StreamingResponse(chunks(), status, headers, content_type(part))
 
 
-def read_range(header: str | None, size: int) -> ByteRange | None:
-    """Returns the range that a header asks for, the whole if it asks for none or for several; None if it is outside.
+def read_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Returns the (start, stop) that a header asks for, the whole if it asks for none or several; None if outside.
 
     Args:
         header: The header `Range`.
@@ -231,13 +224,13 @@ def read_range(header: str | None, size: int) -> ByteRange | None:
     """
     match = None if header is None else _RANGE.fullmatch(header.strip())
     if match is None or match.group() == "bytes=-":
-        return ByteRange(0, size)
+        return (0, size)
     first, last = (int(text[:18]) if text else None for text in match.groups())
     if first is None:
         assert last is not None, "the pattern without both numbers is refused above"
-        return ByteRange(max(0, size - last), size) if last and size else None
+        return (max(0, size - last), size) if last and size else None
     stop = size if last is None else min(size, last + 1)
-    return ByteRange(first, stop) if first < stop else None
+    return (first, stop) if first < stop else None
 
 
 def file_name(sample: ViewedSample, part: ViewedPart) -> str:

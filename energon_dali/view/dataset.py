@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from energon_dali.decode.part_kind import find_part_kind
-from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StorageError
+from energon_dali.errors import DatasetError, ShardError, StorageError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import JsonlFile, ShardExtents, WebdatasetFolder, is_crude
 from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile
@@ -115,6 +115,15 @@ class FolderDataset:
             if found is None:
                 found = self._rows[split_part] = self._find_rows(split_part)
             return found
+
+    def parts_of(self, index: int) -> list[str]:
+        """Returns the parts of the split that have a sample.
+
+        Raises:
+            DatasetError: The split or an index is damaged.
+            StorageError: A file cannot be read.
+        """
+        return [part for part in self.split_parts if self.rows(part).position(index) is not None]
 
     def _find_rows(self, split_part: str | None) -> Rows:
         if split_part is None:
@@ -243,7 +252,7 @@ class FolderDataset:
                 "print(sample)",
             )
         given = "".join(f", {name}={literal(value)}" for name, value in self._given.items() if value)
-        part = self._part_of(sample.index)
+        part = next(iter(self.parts_of(sample.index)), "train")
         return python_command(
             "from energon_dali import DefaultTaskEncoder, WorkerConfig, get_val_dataset",
             f"data = get_val_dataset({literal(self.path)}, split_part={literal(part)}, "
@@ -258,16 +267,6 @@ class FolderDataset:
             return is_crude(self.folder.dataset_config)
         except (DatasetError, StorageError):
             return True
-
-    def _part_of(self, index: int) -> str:
-        """Returns the part of the split that has a sample, "train" if none has it."""
-        for part in self.split_parts:
-            try:
-                if self.rows(part).position(index) is not None:
-                    return part
-            except EnergonDaliError:
-                continue
-        return "train"
 
     def close(self) -> None:
         """Closes all files."""
@@ -303,6 +302,9 @@ class JsonlDataset:
 
     def rows(self, split_part: str | None) -> Rows:
         return Rows(np.zeros(1, np.int64), np.array([self.num_samples], np.int64))
+
+    def parts_of(self, index: int) -> list[str]:
+        return []
 
     def sample(self, index: int) -> ViewedSample:
         if not 0 <= index < self.num_samples:

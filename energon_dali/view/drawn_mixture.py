@@ -20,7 +20,6 @@ from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan
 from energon_dali.plan.plan import Plan
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
-from energon_dali.plan.slices import Int32Array
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
@@ -194,18 +193,13 @@ def _first_draws(
     elif isinstance(plan, EpochizedBlendPlan):
         lengths = np.array([plan.lengths(0, stream) for stream in streams], np.float64)  # [streams, datasets]
         wanted = lengths.sum(0) / max(1.0, lengths.sum())
-    drawn = []
+    counts = []  # [streams, WINDOWS, datasets]: how often each dataset is drawn in consecutive parts of the draws
     for stream in streams:
         most = sum(plan.lengths(0, stream)) if isinstance(plan, EpochizedBlendPlan) else per_stream
-        drawn.append(plan.rows(0, min(per_stream, most), stream).sources)
-    counts = np.array([_count_windows(draws, num_datasets) for draws in drawn]).sum(0)
-    return counts, np.tile(wanted, (WINDOWS, 1))
+        draws = plan.rows(0, min(per_stream, most), stream).sources
+        counts.append([np.bincount(part, minlength=num_datasets) for part in np.array_split(draws, WINDOWS)])
+    return np.array(counts).sum(0), np.tile(wanted, (WINDOWS, 1))
 
 
 def _as_it_is(sample: Any, **stores: Any) -> Any:
     return sample
-
-
-def _count_windows(draws: Int32Array, num_datasets: int) -> Int64Array:
-    """Returns int64[WINDOWS, num_datasets]: how often each dataset is drawn in consecutive parts of the draws."""
-    return np.array([np.bincount(part, minlength=num_datasets) for part in np.array_split(draws, WINDOWS)])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from energon_dali.assembly.datasets import get_train_dataset
 from energon_dali.assembly.mixture import LoadedSource, dataset_of, open_sources
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.assembly.pipeline import build_stages
@@ -84,9 +84,7 @@ def load_encoder(name: str) -> TaskEncoder[Any, Any, Any, Any]:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
-        for step in attribute.split("."):
-            found = getattr(found, step)
+        found = pkgutil.resolve_name(name)
         made = found() if callable(found) and not isinstance(found, TaskEncoder) else found
     except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"--encoder {name} cannot be used: {type(error).__name__}: {error}") from error
@@ -96,15 +94,6 @@ def load_encoder(name: str) -> TaskEncoder[Any, Any, Any, Any]:
             "TaskEncoder or DefaultTaskEncoder that takes no arguments, or a function that returns an instance."
         )
     return made
-
-
-class _Loaded(NamedTuple):
-    """A dataset of the options' path."""
-
-    loaded: LoadedSource
-    """The open dataset."""
-    column: int | None
-    """Which of the datasets that are joined it is; None without a join."""
 
 
 class EncoderSession:
@@ -121,7 +110,7 @@ class EncoderSession:
         self.options = options
         self.encoder = load_encoder(options.encoder)
         self._describer = FieldDescriber(find_token_text(self.encoder), find_normalisation(self.encoder))
-        self._trees: dict[tuple[str, str], _Loaded] = {}
+        self._trees: dict[tuple[str, str], tuple[LoadedSource, int | None]] = {}
         self._errors: list[BaseException] = []
 
     def sample(self, path: str, index: int, split_part: str = "train") -> EncodedView:
@@ -134,8 +123,8 @@ class EncoderSession:
         """
         view = EncodedView()
         with self._failures(view):
-            found = self._loaded(path, split_part)
-            source, column = found.loaded.source, found.column
+            loaded, column = self._loaded(path, split_part)
+            source = loaded.source
             if column is not None:
                 assert isinstance(source.reader, JoinedReader), "it has columns"
                 row = find_row(source.reader, column, index)
@@ -147,15 +136,13 @@ class EncoderSession:
             one = Slices(np.array([shard]), np.array([inside]), np.array([inside + 1]))
             plan = replace(source.plan, base=one, shuffle=False, repeat=False, num_streams=1, range_offset=0)
             options = self._options(split_part)
-            self._take(build_stages(dataset_of(plan, [found.loaded], options), options), view, MAX_ELEMENTS)
+            self._take(build_stages(dataset_of(plan, [loaded], options), options), view, MAX_ELEMENTS)
             if not view.elements and not self._errors:
                 view.note = "The encoder skips this sample."
         return view
 
     def batch(self) -> EncodedView:
         """Returns the first batch of training, in the order of a job with one stream."""
-        from energon_dali.assembly.datasets import get_train_dataset
-
         view, options = EncodedView(), self.options
         packs = overridden(self.encoder, "select_samples_to_pack")
         if packs and options.packing_buffer_size is None:
@@ -191,17 +178,17 @@ class EncoderSession:
             _unbatched(self.encoder), self._config(), self._source_options(), split_part=split_part, training=False
         )
 
-    def _loaded(self, path: str, split_part: str) -> _Loaded:
-        """Returns one of the datasets of the options' path."""
+    def _loaded(self, path: str, split_part: str) -> tuple[LoadedSource, int | None]:
+        """Returns (a dataset of the options' path, which of the joined datasets it is; None without a join)."""
         if (path, split_part) not in self._trees:
             _, opened = open_sources(self.options.path, self._options(split_part))
             for loaded in opened:
                 source = loaded.source
                 if isinstance(source.reader, JoinedReader):
                     for column, reader in enumerate(source.reader.readers):
-                        self._trees.setdefault((reader.folder.path, split_part), _Loaded(loaded, column))
+                        self._trees.setdefault((reader.folder.path, split_part), (loaded, column))
                 else:
-                    self._trees.setdefault((source.name, split_part), _Loaded(loaded, None))
+                    self._trees.setdefault((source.name, split_part), (loaded, None))
         if (path, split_part) not in self._trees:
             known = sorted(name for name, part in self._trees if part == split_part)
             raise DatasetError(f"The split part {split_part!r} does not read {path}, only {', '.join(known)}.")
@@ -289,12 +276,9 @@ def find_token_text(encoder: object) -> Callable[[int], str] | None:
             if callable(getattr(found, method, None)):
                 return _single(getattr(found, method), getattr(found, "convert_ids_to_tokens", None))
         if callable(getattr(found, "id_to_token", None)):
-            return partial(_name_of, found)
+            text_of = found.id_to_token
+            return lambda token: str(text_of(token))
     return None
-
-
-def _name_of(tokenizer: Any, token: int) -> str:
-    return str(tokenizer.id_to_token(token))
 
 
 def _single(decode: Callable[[list[int]], Any], convert: Any) -> Callable[[int], str]:

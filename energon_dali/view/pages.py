@@ -163,24 +163,21 @@ def sample(request: Request) -> Response:
             if found:
                 address = query.address(page=None, **{_POSITION: other})
                 neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
+    media_first = sorted(shown.parts, key=lambda part: part.kind not in ("image", "av"))
     grid_page = 1 if position is None else position // query.page_size + 1
     return show(
         request,
         "sample",
         entry=entry,
         sample=shown,
-        parts=[show_part(dataset, shown, part) for part in sorted(shown.parts, key=_is_not_media)],
-        splits=[part for part in dataset.split_parts if dataset.rows(part).position(shown.index) is not None],
+        parts=[show_part(dataset, shown, part) for part in media_first],
+        splits=dataset.parts_of(shown.index),
         command=dataset.restore_command(shown),
         playable=AV_TYPES,
         position=position,
         neighbours=neighbours,
         back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
     )
-
-
-def _is_not_media(part: ViewedPart) -> bool:
-    return part.kind not in ("image", "av")
 
 
 def _position_of(request: Request, site: Site, entry: CatalogEntry, query: GridQuery, index: int) -> int | None:
@@ -213,37 +210,24 @@ def _encoded(request: Request) -> EncodedViews:
 def encoded_batch(request: Request) -> Response:
     """Answers `/encoder`: the first batch of training."""
     view = _encoded(request).batch()
-    return show(request, "encoder", entry=None, view=view, sample=None, address="/encoder")
+    return show(request, "encoder", entry=None, view=view, sample=None)
 
 
 def encoded_sample(request: Request) -> Response:
     """Answers `/data/N/sample/I/encoded`: what the encoder makes of a sample."""
     encoded = _encoded(request)
     entry, found = sample_of(request)
-    address = f"/data/{entry.number}/sample/{found.index}"
-    return show(
-        request,
-        "encoder",
-        entry=entry,
-        view=encoded.sample(entry.path, found.index, _split_of(entry, found.index)),
-        sample=found,
-        address=f"{address}/encoded",
-        original=address,
-    )
+    view = encoded.sample(entry.path, found.index, _split_of(entry, found.index))
+    return show(request, "encoder", entry=entry, view=view, sample=found)
 
 
 def _split_of(entry: CatalogEntry, index: int) -> str:
     """Returns the split, of the metadataset if there is one, in which a sample is; "train" if it is in none."""
-    dataset = entry.opened
-
-    def holds(part: str) -> bool:
-        return not dataset.split_parts or (
-            part in dataset.split_parts and dataset.rows(part).position(index) is not None
-        )
-
+    known = entry.opened.split_parts
+    parts = entry.opened.parts_of(index)
     if entry.uses:
-        return next((use.split for use in entry.uses if holds(use.split_part)), entry.uses[0].split)
-    return next((part for part in dataset.split_parts if holds(part)), "train")
+        return next((use.split for use in entry.uses if use.split_part in parts or not known), entry.uses[0].split)
+    return next(iter(parts), "train")
 
 
 def encoded_image(request: Request) -> Response:

@@ -80,31 +80,16 @@ class SampleFilter:
 
     def conditions(self) -> tuple[str, list[Any]]:
         """Returns (a condition on the tables `samples AS s` and `parts`, its parameters)."""
-        sample: list[str] = []
-        values: list[Any] = []
-        if self.text.strip():
-            sample.append("s.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
-            values.append(match_expression(self.text))
-        if self.key:
-            sample.append("instr(s.key, ?) > 0")
-            values.append(self.key)
-        if self.fails is not None:
-            sample.append(f"s.fails = {int(self.fails)}")
-        if self.reason:
-            sample.append("s.id IN (SELECT sample FROM failures WHERE instr(reason, ?) > 0)")
-            values.append(self.reason)
-        for value, comparison in ((self.min_bytes, ">="), (self.max_bytes, "<=")):
-            if value is not None:
-                sample.append(f"s.bytes {comparison} ?")
-                values.append(_fits(value))
-        part, more = self._part_conditions()
-        if part:
-            sample.append(f"EXISTS (SELECT 1 FROM parts p WHERE p.sample = s.id AND {' AND '.join(part)})")
-            values += more
-        return " AND ".join(sample) or "1", values
-
-    def _part_conditions(self) -> tuple[list[str], list[Any]]:
-        terms: list[tuple[str, Any]] = [
+        sample: list[tuple[str, Any]] = [
+            ("s.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)", match_expression(self.text) or None),
+            ("instr(s.key, ?) > 0", self.key or None),
+            ("s.fails = ?", self.fails),
+            ("s.id IN (SELECT sample FROM failures WHERE instr(reason, ?) > 0)", self.reason or None),
+            ("s.bytes >= ?", self.min_bytes),
+            ("s.bytes <= ?", self.max_bytes),
+        ]
+        repeated = "(SELECT digest FROM parts WHERE digest IS NOT NULL GROUP BY digest HAVING count(*) > 1)"
+        part: list[tuple[str, Any]] = [
             ("p.name = ?", self.part or None),
             ("p.kind = ?", self.kind or None),
             ("p.format = ?", self.format or None),
@@ -120,15 +105,13 @@ class SampleFilter:
             ("p.text_length >= ?", self.min_text_length),
             ("p.text_length <= ?", self.max_text_length),
             ("p.digest = ?", self.same_as),
+            (f"(p.digest IS NOT NULL AND p.digest IN {repeated}) = ?", self.duplicates),
         ]
-        chosen = [(term, _fits(value)) for term, value in terms if value is not None]
-        conditions = [term for term, _ in chosen]
-        if self.duplicates is not None:
-            repeated = "(SELECT digest FROM parts WHERE digest IS NOT NULL GROUP BY digest HAVING count(*) > 1)"
-            conditions.append(
-                f"p.digest IN {repeated}" if self.duplicates else f"(p.digest IS NULL OR p.digest NOT IN {repeated})"
-            )
-        return conditions, [value for _, value in chosen]
+        condition, values = _joined(sample)
+        of_part, more = _joined(part)
+        if more:
+            condition += f" AND EXISTS (SELECT 1 FROM parts p WHERE p.sample = s.id AND {of_part})"
+        return condition, [*values, *more]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +233,16 @@ def _written(value: Any) -> str:
 
 def _whole(text: str | None) -> int | None:
     try:
-        number = int(text or "")
+        number: int = _parsed(text or "", "int")
     except ValueError:
         return None
-    return number if abs(number) < MAX_NUMBER else None
+    return number
+
+
+def _joined(terms: Sequence[tuple[str, Any]]) -> tuple[str, list[Any]]:
+    """Returns (the terms that have a value, all of which have to be met; their values)."""
+    given = [(term, _fits(value)) for term, value in terms if value is not None]
+    return " AND ".join(term for term, _ in given) or "1", [value for _, value in given]
 
 
 def _fits(value: Any) -> Any:
@@ -272,4 +261,4 @@ def match_expression(text: str) -> str:
         plain = quoted or word.rstrip("*").replace('"', "")
         if plain.strip():
             phrases.append(f'"{plain}"' + ("*" if word.endswith("*") else ""))
-    return " ".join(phrases) or '""'
+    return " ".join(phrases) or ('""' if text.strip() else "")

@@ -239,12 +239,10 @@ class SampleCheck:
 
     Args:
         sources: The datasets; methods name one of them by its number in this list.
-        seconds: Longest time for one sample.
     """
 
-    def __init__(self, sources: Sequence[ScanSource], *, seconds: float = CHECK_SECONDS) -> None:
+    def __init__(self, sources: Sequence[ScanSource]) -> None:
         self._process = RequestProcess(_Checker(sources))
-        self._seconds = seconds
         self._lock = threading.Lock()
         self._facts = lru_cache(_KEPT_CHECKS)(self._examine)
 
@@ -264,7 +262,7 @@ class SampleCheck:
 
     def _examine(self, source: int, index: int) -> SampleFacts:
         try:
-            return self._process.ask((source, index), self._seconds)
+            return self._process.ask((source, index), CHECK_SECONDS)
         except NoAnswerError as error:
             return SampleFacts(index, "", "", stage="decode", reason=f"Decoding it {error}")
 

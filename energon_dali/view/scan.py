@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
-from energon_dali.shards.prepare.journal import cache_folder
+from energon_dali.shards.prepare.scanning import cache_folder
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.view.query import Ranges, SampleFilter
 from energon_dali.view.scan_source import ScanSource
@@ -68,16 +68,6 @@ class ScanFailure:
     """Why, in one line, as a loader would say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScanMatches:
-    """Some of the samples that meet a filter."""
-
-    indices: list[int]
-    """Indices in the whole dataset, ascending."""
-    share: float
-    """Share of the dataset that was scanned, 0 to 1: samples that were not are missing here."""
-
-
 class Scan:
     """Scans datasets in the background, and answers from what was found so far.
 
@@ -105,7 +95,7 @@ class Scan:
         self.num_processes = num_processes or min(4, max(1, (os.cpu_count() or 1) // 2))
         self._lock = threading.Lock()
         self._stores: dict[int, ScanStore] = {}
-        self._totals: dict[int, int] = {}
+        self._facts: dict[int, tuple[int, str]] = {}
         self._thread: threading.Thread | None = None
         self._cancelled = threading.Event()
         self._error = ""
@@ -146,8 +136,6 @@ class Scan:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
 
-    close = cancel
-
     def progress(self, source: int | None = None) -> ScanProgress:
         """Returns how far the scan is.
 
@@ -161,25 +149,21 @@ class Scan:
         numbers = range(len(self.sources)) if source is None else (source,)
         running = self._thread is not None and self._thread.is_alive()
         scanned = sum(self.store(number).num_scanned() for number in numbers)
-        return ScanProgress(scanned, sum(self._total(number) for number in numbers), running, self._error)
+        return ScanProgress(scanned, sum(self._look_at(number)[0] for number in numbers), running, self._error)
 
     def _run(self) -> None:
         try:
             remove_old_scans(self.folder)
-            tasks: list[tuple[ScanSource, str]] = []
+            tasks: list[tuple[ScanSource, ScanStore]] = []
             blocks: list[tuple[int, int]] = []
             for number, source in enumerate(self.sources):
                 store = self.store(number, again=True)
-                total, note = self._total(number), ""
-                if not store.exists:
-                    opened = source.open()
-                    note = opened.note
-                    opened.close()
-                store.create({"path": source.path, "num_samples": total, **({"note": note} if note else {})})
-                tasks.append((source, store.path.stem))
+                total, note = self._look_at(number)
+                store.create(note)
+                tasks.append((source, store))
                 done = store.done_blocks()
                 blocks += [(number, block) for block in range(-(-total // BLOCK)) if block not in done]
-            self._scan(BlockScanner(self.folder, tasks), blocks)
+            self._scan(BlockScanner(tasks), blocks)
         except CancelledError:
             pass
         except (EnergonDaliError, OSError) as error:
@@ -200,7 +184,7 @@ class Scan:
         def scan_again(place: tuple[int, int], _: str) -> None:
             count_crash()
             number, block = place
-            samples = range(block * BLOCK, min((block + 1) * BLOCK, self._total(number)))
+            samples = range(block * BLOCK, min((block + 1) * BLOCK, self._look_at(number)[0]))
             self._in_processes(scanner.examine, [(number, index) for index in samples], record_sample)
             self._in_processes(scanner.scan, [place], scan_again)
 
@@ -245,16 +229,17 @@ class Scan:
             self._stores[source] = ScanStore(self.folder, self.sources[source].identity())
         return self._stores[source]
 
-    def _total(self, source: int) -> int:
-        if source not in self._totals:
+    def _look_at(self, source: int) -> tuple[int, str]:
+        """Returns (number of samples, why they are not made as dataset.yaml says) of a dataset."""
+        if source not in self._facts:
             opened = self.sources[source].open()
-            self._totals[source] = opened.num_samples
+            self._facts[source] = opened.num_samples, opened.note
             opened.close()
-        return self._totals[source]
+        return self._facts[source]
 
     def note(self, source: int = 0) -> str:
         """Returns why samples were not made as dataset.yaml says; "" if they were."""
-        return str(self.store(source).description().get("note", ""))
+        return self.store(source).note()
 
     def matches(
         self,
@@ -264,8 +249,8 @@ class Scan:
         ranges: Ranges = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> ScanMatches:
-        """Returns the samples that meet a filter, as far as the dataset was scanned.
+    ) -> list[int]:
+        """Returns the indices of the samples that meet a filter, as far as the dataset was scanned.
 
         Args:
             wanted: The conditions.
@@ -277,15 +262,13 @@ class Scan:
         Raises:
             StorageError: The file cannot be read, or the query took too long.
         """
-        share = self.progress(source).share
         condition, values = wanted.conditions()
         query = (
             "SELECT s.id FROM temp.ranges r CROSS JOIN samples s ON s.id >= r.start AND s.id < r.stop "
             f"WHERE {condition} ORDER BY r.start, s.id LIMIT ? OFFSET ?"
         )
         most, left_out = (min(max(0, number), _MOST) for number in (limit, offset))
-        rows = self._rows(source, query, (*values, most, left_out), ranges)
-        return ScanMatches([index for (index,) in rows], share)
+        return [index for (index,) in self._rows(source, query, (*values, most, left_out), ranges)]
 
     def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Ranges = None) -> int:
         """Returns how many scanned samples meet a filter; arguments as in `matches`.

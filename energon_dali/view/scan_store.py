@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from energon_dali.errors import EnergonDaliError, StorageError
 from energon_dali.view.query import Ranges
-from energon_dali.view.sample_facts import PartFacts, SampleFacts, examine_samples
+from energon_dali.view.sample_facts import SampleFacts, examine_samples
 from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
 BLOCK = 64
@@ -59,11 +58,11 @@ class ScanStore:
         self.path = folder / f"{identity}.sqlite"
         self._has_tables = False
 
-    def create(self, description: dict[str, Any]) -> None:
+    def create(self, note: str = "") -> None:
         """Makes the file if there is none.
 
         Args:
-            description: Plain values about the dataset; `num_samples` among them.
+            note: Why samples are not made as dataset.yaml says; "" if they are.
 
         Raises:
             StorageError: It cannot be written.
@@ -72,8 +71,7 @@ class ScanStore:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._connected(writes=True) as connection:
                 connection.executescript(_SCHEMA)
-                rows = [(name, json.dumps(value)) for name, value in description.items()]
-                connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+                connection.execute("INSERT OR IGNORE INTO meta VALUES ('note', ?)", (json.dumps(note),))
             os.utime(self.path)
         except OSError as error:
             raise StorageError(
@@ -173,35 +171,33 @@ class ScanStore:
             (count,) = connection.execute("SELECT coalesce(sum(samples), 0) FROM blocks").fetchone()
             return int(count)
 
-    def description(self) -> dict[str, Any]:
-        """Returns what `create` was given; {} without a file."""
+    def note(self) -> str:
+        """Returns what `create` was given; "" without a file."""
         if not self.exists:
-            return {}
+            return ""
         with self._connected() as connection:
-            return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM meta")}
+            found = connection.execute("SELECT value FROM meta WHERE name = 'note'").fetchone()
+            return "" if found is None else str(json.loads(found[0]))
 
 
 def _insert(connection: sqlite3.Connection, sample: SampleFacts) -> None:
     size = sum(part.num_bytes for part in sample.parts)
-    key = sample.key.encode("utf-8", "replace").decode()
+    key = _storable(sample.key)
     connection.execute("INSERT INTO samples VALUES (?, ?, ?, ?)", (sample.index, key, size, bool(sample.reason)))
     connection.executemany(
         "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [_part_row(sample.index, part) for part in sample.parts],
+        [(sample.index, *astuple(replace(part, name=_storable(part.name)))) for part in sample.parts],
     )
     if sample.reason:
-        reason = sample.reason.encode("utf-8", "replace").decode()
-        connection.execute(
-            "INSERT INTO failures VALUES (?, ?, ?, ?, ?)", (sample.index, sample.shard, key, sample.stage, reason)
-        )
+        row = (sample.index, sample.shard, key, sample.stage, _storable(sample.reason))
+        connection.execute("INSERT INTO failures VALUES (?, ?, ?, ?, ?)", row)
     if sample.text:
-        text = sample.text.encode("utf-8", "replace").decode().replace("\0", " ")
+        text = _storable(sample.text).replace("\0", " ")
         connection.execute("INSERT INTO texts (rowid, content) VALUES (?, ?)", (sample.index, text))
 
 
-def _part_row(sample: int, part: PartFacts) -> tuple[Any, ...]:
-    name = part.name.encode("utf-8", "replace").decode()
-    return (sample, *astuple(replace(part, name=name)))
+def _storable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -233,12 +229,10 @@ class BlockScanner:
     """Scans blocks of datasets. Picklable; a process opens one dataset at a time.
 
     Args:
-        folder: The folder of scans.
-        tasks: Of each dataset, where it is, and its identity.
+        tasks: The datasets, and where to store what is found in each.
     """
 
-    def __init__(self, folder: Path, tasks: Sequence[tuple[ScanSource, str]]) -> None:
-        self._folder = folder
+    def __init__(self, tasks: Sequence[tuple[ScanSource, ScanStore]]) -> None:
         self._tasks = tasks
         self._number = -1
         self._opened: OpenedScanSource | None = None
@@ -254,7 +248,7 @@ class BlockScanner:
             StorageError: A file cannot be read or written.
         """
         number, block = place
-        opened, store = self._open(number), self._store(number)
+        opened, store = self._open(number)
         store.write_block(block, examine_block(opened, block, store.crashes()))
 
     def examine(self, place: tuple[int, int]) -> None:
@@ -268,19 +262,17 @@ class BlockScanner:
             StorageError: A file cannot be read.
         """
         number, index = place
-        opened = self._open(number)
-        if index not in self._store(number).crashes():
+        opened, store = self._open(number)
+        if index not in store.crashes():
             list(examine_samples(opened, index, index + 1))
 
-    def _store(self, number: int) -> ScanStore:
-        return ScanStore(self._folder, self._tasks[number][1])
-
-    def _open(self, number: int) -> OpenedScanSource:
+    def _open(self, number: int) -> tuple[OpenedScanSource, ScanStore]:
+        source, store = self._tasks[number]
         if self._opened is None or number != self._number:
             if self._opened is not None:
                 self._opened.close()
-            self._number, self._opened = number, self._tasks[number][0].open()
-        return self._opened
+            self._number, self._opened = number, source.open()
+        return self._opened, store
 
 
 def examine_block(opened: OpenedScanSource, block: int, crashes: dict[int, str]) -> list[SampleFacts]:

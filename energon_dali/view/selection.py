@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +20,7 @@ from energon_dali.shards import ShardExtents
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.query import SampleFilter
 from energon_dali.view.scan import Scan
-from energon_dali.view.viewed_sample import Rows
+from energon_dali.view.viewed_sample import Page, Rows
 
 WAIT_SECONDS = 0.25
 """How long a page waits for the samples that it shows."""
@@ -32,42 +31,6 @@ _INDEX_FIELDS = frozenset(
     ("key", "part", "format", "min_bytes", "max_bytes", "min_width", "max_width", "min_height", "max_height")
 ) | {"min_aspect", "max_aspect"}
 _IMAGE_FIELDS = _INDEX_FIELDS - {"key", "part", "min_bytes", "max_bytes"}
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Samples of one page."""
-
-    indices: Int64Array
-    """int64[n]: their numbers in the dataset."""
-    found: int
-    """Number of samples that are known to meet the conditions."""
-    searched: float
-    """Share of the samples that was looked at, 0 to 1; at 1, `found` is final."""
-    error: str = ""
-    """Why the search ended early; "" if it did not."""
-
-
-class RowPages:
-    """All samples of some ranges, by position.
-
-    Args:
-        rows: The ranges.
-    """
-
-    waits_for_scan = False
-    """Whether a scan finds the samples, and not the index."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def page(self, start: int, stop: int) -> Page:
-        """Returns the samples at positions start to stop (exclusive), as far as they are known."""
-        return Page(self._rows.take(start, stop), len(self._rows), 1.0)
-
-    def position(self, index: int) -> int | None:
-        """Returns the position of a sample; None if it is not known."""
-        return self._rows.position(index)
 
 
 class ScanPages:
@@ -89,20 +52,19 @@ class ScanPages:
         self._ranges = rows.ranges
 
     def page(self, start: int, stop: int) -> Page:
-        """Returns samples as `RowPages.page` does.
+        """Returns the samples at positions start to stop (exclusive), as far as they are known.
 
         Raises:
             StorageError: The result of the scan cannot be read.
         """
-        found = self._scan.matches(
-            self._wanted, source=self._source, ranges=self._ranges, limit=stop - start, offset=start
-        )
-        count = self._scan.count(self._wanted, source=self._source, ranges=self._ranges)
-        return Page(np.array(found.indices, np.int64), count, found.share)
+        scan, source, ranges = self._scan, self._source, self._ranges
+        share = scan.progress(source).share  # first, as the scan goes on meanwhile
+        found = scan.matches(self._wanted, source=source, ranges=ranges, limit=stop - start, offset=start)
+        return Page(np.array(found, np.int64), scan.count(self._wanted, source=source, ranges=ranges), share)
 
     def position(self, index: int) -> int | None:
         wanted, ranges = self._wanted, [(start, min(stop, index)) for start, stop in self._ranges if start < index]
-        hit = self._scan.matches(wanted, source=self._source, ranges=[(index, index + 1)], limit=1).indices
+        hit = self._scan.matches(wanted, source=self._source, ranges=[(index, index + 1)], limit=1)
         return self._scan.count(wanted, source=self._source, ranges=ranges) if hit else None
 
 
@@ -193,7 +155,7 @@ class Search:
                 position = stop
 
 
-Selection: TypeAlias = RowPages | ScanPages | Search
+Selection: TypeAlias = Rows | ScanPages | Search
 """The samples of a grid, by position."""
 
 
@@ -213,7 +175,7 @@ class SearchCache:
         """
         with self._lock:
             found = self._searches.pop(key, None) or create()
-            self._searches[key] = found  # the last one used is the last one
+            self._searches[key] = found  # the one that was used last is the last
             if len(self._searches) > _KEPT_SEARCHES:
                 self._searches.pop(next(iter(self._searches))).cancel()
             return found

@@ -20,7 +20,7 @@ from energon_dali.view.query import GridQuery
 from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection, index_answers
+from energon_dali.view.selection import ScanPages, Search, SearchCache, Selection, index_answers
 from energon_dali.view.viewed_sample import Rows
 
 STATIC = Path(__file__).parent / "static"
@@ -58,32 +58,21 @@ class Site:
         self.options = options
         self.catalog = Catalog(options.path, dataset_config=options.dataset_config, split_config=options.split_config)
         opened = [entry for entry in self.catalog.entries if entry.dataset is not None]
-        sources = [
-            ScanSource(
-                entry.path,
-                entry.dataset_config,
-                entry.split_config,
-                allow_imports=options.allow_imports,
-                allow_code=options.allow_code,
-            )
-            for entry in opened
-        ]
+        allowed = {"allow_imports": options.allow_imports, "allow_code": options.allow_code}
+        sources = [ScanSource(entry.path, entry.dataset_config, entry.split_config, **allowed) for entry in opened]
         if not sources:
             raise ConfigError(f"{options.path} names no dataset. Add one to the metadataset.")
         self.scan = Scan(sources, folder=scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
-        self.encoded = self._open_encoder()
+        self.encoded: EncodedViews | None = None
         """What the task encoder makes of samples; None without one."""
+        if options.encoder:
+            load_encoder(options.encoder)  # raises for a mistake now, and not on the page
+            self.encoded = EncodedViews(replace(options, path=self.catalog.path))
         self._searches = SearchCache()
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
-
-    def _open_encoder(self) -> EncodedViews | None:
-        if not self.options.encoder:
-            return None
-        load_encoder(self.options.encoder)  # raises for a mistake now, and not on the page
-        return EncodedViews(replace(self.options, path=self.catalog.path))
 
     def scan_number(self, entry: CatalogEntry) -> int:
         """Returns the number that the scan has for a dataset."""
@@ -106,7 +95,7 @@ class Site:
         if query.shard:
             rows = rows_of_shards(dataset, rows, query.shard)
         if query.wanted.is_empty:
-            return RowPages(rows)
+            return rows
         if not index_answers(dataset, query.wanted):
             return ScanPages(self.scan, self.scan_number(entry), rows, query.wanted)
         key = (entry.number, query.split, query.shard, query.wanted)

@@ -77,6 +77,20 @@ class ViewedSample:
         return next((part for kind in ("image", "av") for part in self.parts if part.kind == kind), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Samples of one page."""
+
+    indices: Int64Array
+    """int64[n]: their numbers in the dataset."""
+    found: int
+    """Number of samples that are known to meet the conditions."""
+    searched: float
+    """Share of the samples that was looked at, 0 to 1; at 1, `found` is final."""
+    error: str = ""
+    """Why the search ended early; "" if it did not."""
+
+
 class Rows:
     """A list of sample numbers made of ranges, which takes no memory per sample.
 
@@ -86,6 +100,8 @@ class Rows:
     """
 
     def __init__(self, starts: Int64Array, lengths: Int64Array) -> None:
+        self.waits_for_scan = False
+        """Whether a scan finds the samples, and not the index."""
         self.starts = starts
         self.lengths = lengths
         self._ends = np.cumsum(lengths)
@@ -105,8 +121,12 @@ class Rows:
         result: Int64Array = self.starts[ranges] + rows - (self._ends[ranges] - self.lengths[ranges])
         return result
 
+    def page(self, start: int, stop: int) -> Page:
+        """Returns the samples at positions start to stop (exclusive)."""
+        return Page(self.take(start, stop), len(self), 1.0)
+
     def position(self, index: int) -> int | None:
-        """Returns the first row of a sample; None if it is not among them."""
+        """Returns the position of a sample, which is its first row; None if it is not among them."""
         found = np.flatnonzero((self.starts <= index) & (index < self.starts + self.lengths))
         if not len(found):
             return None

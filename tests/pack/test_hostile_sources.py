@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
-from energon_dali.pack.keys import UniqueKeys, clean_key
+from energon_dali.pack.record import UniqueKeys, clean_key
 from energon_dali.pack.sources import table as table_module
 from tests.pack.images_folder import load, pack, png, same_pixels, write_images
 

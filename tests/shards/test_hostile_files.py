@@ -17,8 +17,8 @@ import pytest
 from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError, StorageError, UntrustedCodeError
 from energon_dali.shards import ShardReader, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.index import extent_file
-from energon_dali.shards.index.extents_builder import ExtentsBuilder
 from energon_dali.shards.index.jsonl_index import prepare_jsonl
+from energon_dali.shards.index.tar_index import ExtentsBuilder
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.splits import DEFAULT_NAME
 from tests.shards.tars import captions

@@ -25,7 +25,7 @@ from energon_dali.decode.media_filter import MediaFilter
 from energon_dali.errors import ConfigError, DatasetFormatError, DecodeError, ShardError
 from energon_dali.shards import PartFacts, RawSample, ShardReader, UnreadablePart, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.documents.braces import expand_braces
-from energon_dali.shards.prepare import parallel
+from energon_dali.shards.prepare import scanning
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
 from energon_dali.shards.prepare.media_tables import add_media_metadata
 from energon_dali.shards.prepare.split_plan import split_by_patterns
@@ -144,7 +144,7 @@ def test_tar_index_holds_the_starts_and_the_end(tmp_path: Path) -> None:
 def test_finds_facts_of_media_and_what_cannot_be_read(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
+    monkeypatch.setattr(scanning, "BYTES_PER_WORKER", 1)
     write_tar(tmp_path / "b/one.tar", {"k.jpg": jpeg(8, 9), "k.txt": b"no jpeg, and no matter", "bad{1}.jpg": b"text"})
     write_tar(tmp_path / "b/two.tar", {"m.jpg": jpeg(8, 9)})
     result = prepare_dataset(tmp_path, check_part=check, exclude_unreadable=True, num_workers=workers)

@@ -16,8 +16,7 @@ from benchmarks.remote.s3_server import S3Server
 from energon_dali.cli.media_options import check_image
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards import PartFacts, StoragePath, prepare_dataset
-from energon_dali.shards.prepare import journal as journal_module
-from energon_dali.shards.prepare import parallel, scanning
+from energon_dali.shards.prepare import scanning
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.prepare.shard_job import JUMP_BYTES, LARGEST_BYTES, StreamedReader
 from tests.shards.deadly_check import DeadlyCheck
@@ -42,7 +41,7 @@ def test_local_processes_and_an_object_store_give_the_same_files(
     for root in roots.values():
         captions(root, shards=6, samples=5)
     prepare_dataset(roots["alone"], split_ratio=RATIO, check_part=check_image)
-    monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
+    monkeypatch.setattr(scanning, "BYTES_PER_WORKER", 1)
     prepare_dataset(roots["processes"], split_ratio=RATIO, check_part=check_image, num_workers=2)
     with S3Server(tmp_path / "buckets", latency_seconds=0.05) as server:
         for name, value in server.environment().items():
@@ -67,7 +66,7 @@ def test_local_processes_and_an_object_store_give_the_same_files(
 
 @pytest.fixture
 def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
+    monkeypatch.setattr(scanning, "BYTES_PER_WORKER", 1)
     root = tmp_path / "data"
     for number in range(4):
         write_tar(root / f"{number}.tar", {f"{number}.txt": b"text", **({"x.kill": b""} if number == 1 else {})})
@@ -210,11 +209,11 @@ def test_no_journal_is_kept_where_none_can_be(tmp_path: Path, monkeypatch: pytes
     prepare_dataset(tmp_path / "data")
     (tmp_path / "cache").unlink()
     job: Any = scanning.ShardJob(StoragePath.of(tmp_path / "data"))
-    first = journal_module.open_journal(job)
+    first = scanning.open_journal(job)
     assert first is not None
-    assert journal_module.open_journal(job) is None, "another process has it"
+    assert scanning.open_journal(job) is None, "another process has it"
     first.close()
     unpicklable = scanning.ShardJob(StoragePath.of(tmp_path / "data"), check_part=lambda name, content: None)
-    assert journal_module.open_journal(unpicklable) is None
+    assert scanning.open_journal(unpicklable) is None
     with pytest.raises(ConfigError, match="shards_in_flight=0"):
         prepare_dataset(tmp_path / "data", shards_in_flight=0)

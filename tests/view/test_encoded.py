@@ -17,11 +17,10 @@ from PIL import Image
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.encoded import EncodedViews
-from energon_dali.view.encoded_fields import FieldDescriber, to_array
+from energon_dali.view.encoded_fields import FieldDescriber, find_strips, to_array
 from energon_dali.view.encoder_session import EncoderSession, ViewEncoder
 from energon_dali.view.pixels import find_images, to_uint8
 from energon_dali.view.site import TEMPLATES
-from energon_dali.view.strips import find_strips
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
 from tests.photographs import full_photograph
 

@@ -27,9 +27,9 @@ def scan_here(path: Path, folder: Path) -> Scan:
     scan = Scan([source], folder=folder)
     store = scan.store()
     opened = source.open()
-    store.create({"num_samples": opened.num_samples, **({"note": opened.note} if opened.note else {})})
+    store.create(opened.note)
     opened.close()
-    scanner = BlockScanner(folder, [(source, store.path.stem)])
+    scanner = BlockScanner([(source, store)])
     for block in range(-(-opened.num_samples // BLOCK)):
         scanner.scan((0, block))
     return scan
@@ -104,16 +104,16 @@ def test_failures_are_those_that_a_loader_counts(dataset: Path, scanned: Scan) -
     ],
 )
 def test_filters(scanned: Scan, wanted: SampleFilter, expected: list[int]) -> None:
-    found = scanned.matches(wanted)
-    assert (found.indices, found.share) == (expected, 1.0)
+    assert scanned.matches(wanted) == expected
+    assert scanned.progress().share == 1.0
     assert scanned.count(wanted) == len(expected)
 
 
 def test_pages_and_ranges(scanned: Scan) -> None:
     everything = SampleFilter()
     assert everything.is_empty
-    assert scanned.matches(everything, offset=4, limit=4).indices == [4, 5, 6, 7]
-    assert scanned.matches(everything, ranges=[(6, 8), (1, 3), (2, 4), (5, 5)], offset=1).indices == [2, 3, 6, 7]
+    assert scanned.matches(everything, offset=4, limit=4) == [4, 5, 6, 7]
+    assert scanned.matches(everything, ranges=[(6, 8), (1, 3), (2, 4), (5, 5)], offset=1) == [2, 3, 6, 7]
     assert scanned.count(everything, ranges=[(6, 8), (1, 3), (2, 4)]) == 5
     assert merge_ranges([(5, 5), (4, 6), (0, 2), (2, 3)]) == [(0, 3), (4, 6)]
 
@@ -131,7 +131,7 @@ def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     scan = Scan([ScanSource(str(lines))], folder=cache, num_processes=1)
     assert scan.progress() == ScanProgress(0, 40 * BLOCK + 1, running=False)
-    assert scan.matches(SampleFilter(fails=True)).indices == []
+    assert scan.matches(SampleFilter(fails=True)) == []
     scan.start()
     scan.start()
     while scan.progress().scanned < 2 * BLOCK:
@@ -140,7 +140,7 @@ def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     progress = scan.progress()
     assert not progress.running
     assert progress.scanned >= 2 * BLOCK
-    assert scan.matches(SampleFilter(text="line")).share == progress.share
+    assert scan.count(SampleFilter(text="line")) == progress.scanned
     again = Scan([ScanSource(str(lines))], folder=cache, num_processes=1)
     again.start()
     assert again.wait(120)

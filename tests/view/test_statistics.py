@@ -47,8 +47,8 @@ def test_figures_and_charts(folder: Path, tmp_path: Path) -> None:
     source = ScanSource(str(folder))
     scan = Scan([source], folder=tmp_path)
     assert collect_statistics(scan).charts == ()
-    scan.store().create({"num_samples": 10})
-    BlockScanner(tmp_path, [(source, scan.store().path.stem)]).scan((0, 0))
+    scan.store().create()
+    BlockScanner([(source, scan.store())]).scan((0, 0))
     found = collect_statistics(scan)
     charts = {chart.name: chart for chart in found.charts}
     assert (found.num_samples, found.share, found.num_failed, found.num_duplicates) == (10, 1.0, 1, 5)

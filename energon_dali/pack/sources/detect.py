@@ -8,11 +8,10 @@ from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.pack.files import media_kind, suffix_of
 from energon_dali.pack.options import KINDS, PackOptions
 from energon_dali.pack.reading import Source
-from energon_dali.pack.sources.conversations import ConversationSource, is_conversation
 from energon_dali.pack.sources.folder import FolderSource
 from energon_dali.pack.sources.hugging_face import TABLE_SUFFIXES as ARROW_SUFFIXES
 from energon_dali.pack.sources.hugging_face import HuggingFaceSource, is_hugging_face
-from energon_dali.pack.sources.table import TABLE_SUFFIXES, TableSource, first_rows
+from energon_dali.pack.sources.table import TABLE_SUFFIXES, ConversationSource, TableSource, first_rows, is_conversation
 from energon_dali.pack.sources.tars import TarSource
 from energon_dali.shards.storage import StoragePath
 
@@ -60,7 +59,7 @@ def open_source(path: str, options: PackOptions, out: StoragePath) -> Source:
     if kind == "tars":
         return TarSource(root, None, options, hidden)
     if kind == "folder":
-        return FolderSource(full, options, out.url)
+        return FolderSource(full, names, options)
     if not tables:
         raise ConfigError(f"{path} holds no table, as kind={kind} needs. Give the path of the table itself.")
     if len(tables) > 1:

@@ -9,13 +9,10 @@ from typing import Any
 from energon_dali.errors import DatasetFormatError
 from energon_dali.pack.columns import find_columns
 from energon_dali.pack.files import MediaFolder, media_kind, suffix_of
-from energon_dali.pack.keys import clean_key
-from energon_dali.pack.options import PackOptions
+from energon_dali.pack.options import PackOptions, choose_sample_type, make_dataset_config
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
-from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart
-from energon_dali.pack.sample_types import choose_sample_type, make_dataset_config
+from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart, clean_key
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.shards.storage import StoragePath
 
 _CAPTIONS = {"txt": "txt", "caption": "txt", "text": "txt"}
 """Suffixes of captions, and the part that they become."""
@@ -28,24 +25,21 @@ class FolderSource(Source):
 
     Args:
         root: Absolute path of the folder.
+        names: The files below it, relative to it.
         options: What the user chose.
-        hidden: Absolute path of a folder in it that does not belong to it: that of the shards.
 
     Raises:
         DatasetFormatError: It holds no media and no text.
-        StorageError: It cannot be listed.
     """
 
     kind = "folder"
 
-    def __init__(self, root: str, options: PackOptions, hidden: str = "") -> None:
+    def __init__(self, root: str, names: list[str], options: PackOptions) -> None:
         super().__init__()
         self.root = root
         self._options = options
         self._files = MediaFolder(root, allow_outside=options.allow_outside, fingerprint=self._fingerprint)
-        inner = hidden.removeprefix(root.rstrip("/") + "/") + "/" if hidden.startswith(root.rstrip("/") + "/") else "\0"
-        names = StoragePath.of(root).list_files()
-        names = [name for name in names if not name.startswith((".", inner, "__MACOSX/")) and "/." not in name]
+        names = [name for name in names if not name.startswith("__MACOSX/") and "/." not in name]
         self._groups, self._ignored = _group(names)
         if not self._groups:
             raise DatasetFormatError(
@@ -137,11 +131,6 @@ def _kind(path: str) -> str | None:
     return media_kind(suffix_of(path))
 
 
-def _stem(path: str) -> str:
-    suffix = suffix_of(path)
-    return path[: -len(suffix) - 1] if suffix else path
-
-
 def _group(names: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the files of each sample by its stem, and the files that belong to none.
 
@@ -150,8 +139,9 @@ def _group(names: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     """
     by_stem: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        if suffix_of(name) not in _REFUSED:
-            by_stem[_stem(name)].append(name)
+        suffix = suffix_of(name)
+        if suffix not in _REFUSED:
+            by_stem[name[: -len(suffix) - 1] if suffix else name].append(name)
     with_media = any(_kind(name) for name in names)
     named_files = {name for name in names if _kind(name)} if with_media else set()
     groups: dict[str, list[str]] = {}

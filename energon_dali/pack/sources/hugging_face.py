@@ -11,10 +11,9 @@ from typing import Any
 from energon_dali.errors import DatasetFormatError
 from energon_dali.pack.columns import Columns, find_columns
 from energon_dali.pack.files import MediaKind, guess_suffix, media_kind, suffix_of
-from energon_dali.pack.keys import key_of, numbered_key
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source, TableFile
-from energon_dali.pack.record import Record, Row
+from energon_dali.pack.record import Record, Row, key_of, numbered_key
 from energon_dali.shards.documents.content import check_inner_path, excerpt, read_content
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath

@@ -1,4 +1,7 @@
-"""A CSV, TSV, JSON or JSONL file whose rows name files; rows that are damaged are left out."""
+"""A CSV, TSV, JSON or JSONL file whose rows name files; rows that are damaged are left out.
+
+Rows may be conversations about images, as LLaVA stores them: a list of {id, image, conversations: [{from, value}]}.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,30 @@ import csv
 import itertools
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.pack.columns import MAX_COLUMNS, find_columns, row_to_parts, too_many_columns
 from energon_dali.pack.files import MediaFolder, media_kind, suffix_of
-from energon_dali.pack.keys import key_of, numbered_key
-from energon_dali.pack.options import PackOptions
+from energon_dali.pack.options import AUTO, PackOptions
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
-from energon_dali.pack.record import FilePart, Part, Record, SkipRecord
+from energon_dali.pack.record import FilePart, JsonPart, Part, Record, SkipRecord, key_of, numbered_key
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.meta.dataset_config import CRUDE
 
 MAX_FIELD_BYTES = 16 << 20
 """Largest field of a CSV file, and largest line of a JSONL file is four times this."""
 TABLE_SUFFIXES = frozenset({"csv", "tsv", "jsonl", "json", "ndjson"})
 EXAMPLES = 100
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+TURNS = ("conversations", "messages", "conversation")
+"""Fields that hold the turns."""
+_MEDIA = (("image", ""), ("images", ""), ("video", ""), ("videos", "video."), ("audio", ""), ("audios", "audio."))
+"""Fields that name files, and what their parts begin with if there are several."""
+_SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistant": "answer", "system": "system"}
+_PLACEHOLDERS = ("<image>", "<video>")
 
 NumberedRow = tuple[str, dict[str, Any]]
 """(Where it is, such as "line 3"; the row.)"""
@@ -122,6 +131,83 @@ class TableSource(RowSource):
 
     def _parts(self, row: dict[str, Any]) -> list[Part]:
         return row_to_parts(self.columns, row, self._look_up)
+
+
+def is_conversation(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row holds turns of a conversation."""
+    return any(isinstance(row.get(name), list) for name in TURNS)
+
+
+class ConversationSource(RowSource):
+    """A JSON or JSONL file of conversations.
+
+    Args:
+        path: Absolute path of the file.
+        options: What the user chose.
+
+    Raises:
+        ConfigError: The sample type does not fit conversations.
+        DatasetFormatError: The file cannot be understood.
+        StorageError: It cannot be opened.
+    """
+
+    kind = "conversations"
+
+    def __init__(self, path: str, options: PackOptions) -> None:
+        super().__init__(path, options)
+        chosen = {role: options.columns[role] for role in ("image", "video", "audio") if role in options.columns}
+        self._fields = {**{field: field for field, _ in _MEDIA}, **chosen}
+        self.sample_type = CRUDE if options.sample_type == AUTO else options.sample_type
+        if self.sample_type not in (CRUDE, "VQASample"):
+            raise ConfigError(
+                f"Conversations become {CRUDE}, or VQASample if each has one question and one answer; "
+                f"{self.sample_type} was given."
+            )
+        first_rows(path)
+
+    def describe(self) -> list[str]:
+        return [f"Paths are relative to {self._media_root}"]
+
+    def _parts(self, row: dict[str, Any]) -> list[Part]:
+        if not is_conversation(row):
+            raise SkipRecord(f"it has none of the lists {', '.join(TURNS)}")
+        return [*self._media(row), JsonPart("json", self._document(row))]
+
+    def _media(self, row: dict[str, Any]) -> list[Part]:
+        parts: list[Part] = []
+        for field, start in _MEDIA:
+            value = row.get(self._fields[field])
+            if value is None or value == "" or value == []:
+                continue
+            if isinstance(value, list):
+                for index, item in enumerate(value):
+                    # Some programs write {"image": {"path": ...}}, others the path alone.
+                    path = item.get("path") if isinstance(item, dict) else item
+                    parts.append(self._look_up(f"{start}{index}.", path))
+            else:
+                parts.append(self._look_up("", value))
+        if self.sample_type == "VQASample" and len(parts) != 1:
+            raise SkipRecord(f"it has {len(parts)} files, and a VQASample has one image")
+        return parts
+
+    def _document(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Returns the part `json`: the whole row, and for VQASample also the question and the answers."""
+        if self.sample_type == CRUDE:
+            return row
+        turns = next(row[name] for name in TURNS if isinstance(row.get(name), list))
+        said: dict[str, list[str]] = {"question": [], "answer": [], "system": []}
+        for turn in turns:
+            speaker = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
+            text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
+            if speaker not in _SPEAKERS or not isinstance(text, str):
+                raise SkipRecord("a turn is not {from: human or gpt, value: text}")
+            said[_SPEAKERS[speaker]].append(text)
+        if len(said["question"]) != 1 or len(said["answer"]) != 1:
+            raise SkipRecord("it does not have exactly one question and one answer, which a VQASample needs")
+        question = said["question"][0]
+        for placeholder in _PLACEHOLDERS:
+            question = question.replace(placeholder, "")
+        return {**row, "question": question.strip(), "answers": said["answer"]}
 
 
 def read_rows(path: str, skipped: OnSkipped) -> Iterator[NumberedRow]:

@@ -90,11 +90,9 @@ class ExtentIndex:
             self._cache.move_to_end(index)
             return found
         name = self._names[index]
-        if source == "extents":
-            assert self._file is not None
+        if self._file is not None:
             found = self._file.shard(index, is_scattered=self.is_scattered)
-        elif source == "sqlite":
-            assert self._sqlite is not None
+        elif self._sqlite is not None:
             found = self._sqlite.shard(index, name)
         else:
             found = self._scanned.pop(index, None) or extents_of_tar(self.root, name)
@@ -116,10 +114,10 @@ class ExtentIndex:
             DatasetFormatError: The index is damaged.
             StorageError: A file cannot be read.
         """
-        if self.source == "extents":
-            assert self._file is not None
+        source = self.source
+        if self._file is not None:
             self._file.fetch(indices)
-        elif self.source == "tar" and not self.root.is_local:
+        elif source == "tar" and not self.root.is_local:
             missing = [index for index in indices if index not in self._cache]
             found = call_together(lambda index: extents_of_tar(self.root, self._names[index]), missing)
             # A damaged shard is scanned again, and is an error, when it is asked for.

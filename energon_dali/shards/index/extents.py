@@ -220,17 +220,14 @@ class PartLayout:
         shard: Name of the shard.
         extents: Its extents.
         part_filter: Returns whether a part is wanted, given its name; None takes all parts.
-        gap_bytes: Unwanted bytes between two parts, up to which they are read in one request.
 
     Raises:
         RuntimeError: The filter raised StopIteration; its other exceptions are passed on unchanged.
     """
 
-    __slots__ = ("_all", "_gap", "extents", "names", "shard", "wanted")
+    __slots__ = ("_all", "extents", "names", "shard", "wanted")
 
-    def __init__(
-        self, shard: str, extents: ShardExtents, part_filter: Callable[[str], bool] | None, gap_bytes: int = GAP_BYTES
-    ) -> None:
+    def __init__(self, shard: str, extents: ShardExtents, part_filter: Callable[[str], bool] | None) -> None:
         self.shard = shard
         self.extents = extents
         self.names = extents.part_names
@@ -239,7 +236,6 @@ class PartLayout:
         except StopIteration as end:  # unchanged, it would silently end the epoch
             raise RuntimeError(f"part_filter raised StopIteration for a part of {shard}.") from end
         self._all = all(self.wanted)
-        self._gap = gap_bytes
 
     def runs(self, sample: int) -> list[PartRun]:
         """Returns what has to be read for a sample; each run starts with the header of its first part."""
@@ -259,7 +255,7 @@ class PartLayout:
             if not wanted[name[part]]:
                 continue
             content = block[part] * TAR_BLOCK_BYTES
-            if begin >= 0 and content - TAR_BLOCK_BYTES - end > self._gap:
+            if begin >= 0 and content - TAR_BLOCK_BYTES - end > GAP_BYTES:
                 runs.append((begin, last, start, end - start))
                 begin = -1
             if begin < 0:

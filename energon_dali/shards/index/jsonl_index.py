@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -94,68 +94,59 @@ def prepare_jsonl(path: str | StoragePath, *, progress: Callable[[int, int], Non
         with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
             local = Path(folder) / "jsonl.idx"
             with local.open("wb") as out:
-                scan = _Scan(out)
-                _scan_file(scan, reader, progress)
-                scan.finish(reader.size)
-            if not scan.num_samples:
+                found = _write_starts(out, reader, progress)
+            if not found.num_samples:
                 raise DatasetFormatError(f"{file} has no line that is not blank, so there is nothing to index.")
             local.chmod(0o644)
             index_path(file).write_file(local)
     finally:
         reader.close()
-    return JsonlResult(scan.num_samples, scan.doubtful, tuple(scan.first_doubtful))
+    return found
 
 
-def _scan_file(scan: _Scan, reader: RangeReader, progress: Callable[[int, int], None] | None) -> None:
-    """Passes the file to the scan, whole lines at a time."""
+def _write_starts(out: IO[bytes], reader: RangeReader, progress: Callable[[int, int], None] | None) -> JsonlResult:
+    """Writes where the lines that are samples begin, and where the file ends."""
+    num_samples = doubtful = 0
+    first_doubtful: list[int] = []
+    for data, offset in _whole_lines(reader, progress):
+        starts, is_clean = _find_samples(data)
+        begins = starts.astype(np.uint64) + np.uint64(offset)
+        if not num_samples and len(begins):
+            begins[0] = 0  # blank lines before the first sample belong to it: the index covers the whole file
+        numbers = num_samples + np.flatnonzero(~is_clean)
+        doubtful += len(numbers)
+        first_doubtful += numbers[: SHOWN_LINES - len(first_doubtful)].tolist()
+        num_samples += len(begins)
+        out.write(begins.astype("<u8").tobytes())
+    out.write(np.array([reader.size], "<u8").tobytes())
+    return JsonlResult(num_samples, doubtful, tuple(first_doubtful))
+
+
+def _whole_lines(reader: RangeReader, progress: Callable[[int, int], None] | None) -> Iterator[tuple[bytes, int]]:
+    """Yields (some whole lines, the offset where they begin) of a file."""
     rest, start = b"", 0
     for offset in range(0, reader.size, SCAN_BYTES):
         data = rest + reader.read_at(offset, min(SCAN_BYTES, reader.size - offset))
         end = data.rfind(b"\n") + 1
         if end:
-            scan.add(data[:end], start)
+            yield data[:end], start
         rest, start = data[end:], start + end
         if progress is not None:
             progress(min(offset + SCAN_BYTES, reader.size), reader.size)
     if rest:
-        scan.add(rest + b"\n", start)
+        yield rest + b"\n", start
 
 
-class _Scan:
-    """Finds the lines that are samples, and writes where they begin.
-
-    Args:
-        out: Receives the index.
-    """
-
-    def __init__(self, out: IO[bytes]) -> None:
-        self._out = out
-        self.num_samples = 0
-        self.doubtful = 0
-        self.first_doubtful: list[int] = []
-
-    def add(self, data: bytes, offset: int) -> None:
-        """Adds whole lines that begin at an offset of the file."""
-        codes = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(codes == _NEWLINE)
-        starts = np.concatenate(([0], ends[:-1] + 1))
-        first, last = codes[starts], codes[np.maximum(ends - 1, starts)]
-        plain = (first == ord("{")) & (last == ord("}")) & (ends > starts)
-        samples = plain.copy()
-        clean = plain.copy()
-        for line in np.flatnonzero(~plain):  # few: blank lines, and lines with blanks at either end
-            content = data[starts[line] : ends[line]].strip(BLANK)
-            samples[line] = bool(content)
-            clean[line] = content.startswith(b"{") and content.endswith(b"}")
-        begins = starts[samples].astype(np.uint64) + np.uint64(offset)
-        if not self.num_samples and len(begins):
-            begins[0] = 0  # blank lines before the first sample belong to it: the index covers the whole file
-        numbers = self.num_samples + np.flatnonzero(~clean[samples])
-        self.doubtful += len(numbers)
-        self.first_doubtful += numbers[: SHOWN_LINES - len(self.first_doubtful)].tolist()
-        self.num_samples += len(begins)
-        self._out.write(begins.astype("<u8").tobytes())
-
-    def finish(self, size: int) -> None:
-        """Writes the end of the file."""
-        self._out.write(np.array([size], "<u8").tobytes())
+def _find_samples(data: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Returns (where the lines that are samples begin, which of them begin with { and end with }) of whole lines."""
+    codes = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(codes == _NEWLINE)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    first, last = codes[starts], codes[np.maximum(ends - 1, starts)]
+    samples = (first == ord("{")) & (last == ord("}")) & (ends > starts)
+    clean = samples.copy()
+    for line in np.flatnonzero(~clean):  # few: blank lines, and lines with blanks at either end
+        content = data[starts[line] : ends[line]].strip(BLANK)
+        samples[line] = bool(content)
+        clean[line] = content.startswith(b"{") and content.endswith(b"}")
+    return starts[samples], clean[samples]

@@ -12,7 +12,7 @@ from energon_dali.errors import DatasetFormatError, ShardError, StorageError
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, check_schema, io_error
 from energon_dali.shards.index.extents import ShardExtents
-from energon_dali.shards.index.extents_builder import ExtentsBuilder
+from energon_dali.shards.index.tar_index import ExtentsBuilder
 from energon_dali.shards.storage.retry import with_retries
 
 _SAMPLE_TABLES = """

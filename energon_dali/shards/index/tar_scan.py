@@ -58,19 +58,18 @@ class PartMember(NamedTuple):
     member: TarMember
 
 
-def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Iterator[TarMember | TarEnd]:
+def scan_tar(read_at: ReadAt, size: int, shard: str) -> Iterator[TarMember | TarEnd]:
     """Yields the regular files of a tar in order, and then the end.
 
     Args:
         read_at: Reads the file.
         size: Size of the file in bytes.
         shard: Name of the shard, for messages.
-        start: Where the first header begins, in bytes.
 
     Raises:
         ShardError: The file is not a tar, is compressed, ends in the middle of a member, or has a damaged header.
     """
-    offset = first = start
+    offset = first = 0
     long_name: str | None = None
     long_size: int | None = None
     while True:
@@ -139,7 +138,12 @@ def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int
         ShardError: The header is cut off or damaged; the message says so if the file is compressed.
     """
     if offset == 0 and header[:2] == b"\x1f\x8b":
-        raise ShardError(compressed_message(shard), shard)
+        raise ShardError(
+            f"{shard} is compressed with gzip. Samples are read at their position in the file, which a compressed tar "
+            "does not allow. Unpack it to a .tar (gunzip); the media in it are compressed anyway. Then run "
+            "`energon-dali prepare PATH`.",
+            shard,
+        )
     if len(header) < TAR_BLOCK_BYTES:
         raise ShardError(
             f"{_at(shard, offset)}: the file ends in the middle of a header, after {size} bytes. {_REMEDY}", shard
@@ -154,15 +158,6 @@ def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int
     if content_size is None or content_size < 0:
         raise ShardError(f"{_at(shard, offset)}: the size {header[124:136]!r} is not a number. {_REMEDY}", shard)
     return content_size, header[156]
-
-
-def compressed_message(shard: str) -> str:
-    """Returns the message for a compressed tar."""
-    return (
-        f"{shard} is compressed with gzip. Samples are read at their position in the file, which a compressed tar "
-        "does not allow. Unpack it to a .tar (gunzip); the media in it are compressed anyway. Then run `energon-dali "
-        "prepare PATH`."
-    )
 
 
 def header_name(header: bytes) -> str:

@@ -15,7 +15,7 @@ from energon_dali import __version__
 from energon_dali.errors import ConfigError, DatasetFormatError, ShardError
 from energon_dali.shards.documents.braces import collapse_names
 from energon_dali.shards.documents.content import check_inner_paths
-from energon_dali.shards.index.extent_file import ExtentFileWriter
+from energon_dali.shards.index.extent_file import ExtentFileWriter, pack_names
 from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UUID_NAME
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.index.tar_index import pack_tar_index
@@ -238,7 +238,8 @@ def write_index(
             tables.add_samples(scan.sample_rows(number), scan.part_rows(number))
             if scan.media:
                 tables.add_media(scan.media)
-            writer.add(scan.section, scan.names, scan.num_samples, scan.num_parts, scan.shard_bytes)
+            names_of_shard = pack_names(scan.part_names, scan.formats)
+            writer.add(scan.section, names_of_shard, scan.num_samples, scan.num_parts, scan.shard_bytes)
             tar_index_file(folder, scan.shard).write_bytes(pack_tar_index(scan.starts))
             if len(tables.duplicates) >= _SHOWN_DUPLICATES:
                 break

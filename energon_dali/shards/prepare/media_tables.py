@@ -17,8 +17,8 @@ from energon_dali.shards.index.sqlite_index import MediaRow, SqliteWriter
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present, read_shard_counts, refuse_meta
 from energon_dali.shards.prepare.building import building_folder
-from energon_dali.shards.prepare.parallel import map_in_order, useful_workers
-from energon_dali.shards.prepare.scanning import ScanOptions, scanning
+from energon_dali.shards.prepare.parallel import map_in_order
+from energon_dali.shards.prepare.scanning import ScanOptions, scanning, useful_workers
 from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardJob, ShardScan
 from energon_dali.shards.storage import StoragePath
 

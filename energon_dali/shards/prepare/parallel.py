@@ -1,4 +1,4 @@
-"""Runs a function over a list in threads, processes or a Ray cluster, and decides how many processes are worth it."""
+"""Runs a function over a list in threads, processes or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Any, NoReturn, TypeVar
 from energon_dali import __version__
 from energon_dali.errors import ConfigError, ShardError
 from energon_dali.shards.prepare.worker_pool import MAX_DEATHS, WorkerPool
-from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.request_pool import map_in_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-BYTES_PER_WORKER = 256 << 20
-"""Scanning shards of this size takes less time than starting a process."""
 
 AHEAD_OF_CLUSTER = 512
 """Results of a cluster that may wait for earlier ones."""
@@ -102,29 +98,6 @@ def map_in_order(
 def usable_workers(asked: int) -> int:
     """Returns the number of processes: at most the CPU cores that this process may use."""
     return max(1, min(asked, len(os.sched_getaffinity(0))))
-
-
-def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int) -> int:
-    """Returns how many processes are worth their start; this process scans small local datasets alone."""
-    if num_workers <= 1 or not root.is_local:
-        return num_workers
-    return min(num_workers, workers_worthwhile(local_bytes(root, shards, num_workers * BYTES_PER_WORKER)))
-
-
-def workers_worthwhile(size: int) -> int:
-    """Returns how many processes are worth their start for shards of a size in bytes, at least 1."""
-    return size // BYTES_PER_WORKER + 1
-
-
-def local_bytes(root: StoragePath, shards: Sequence[str], enough: int) -> int:
-    """Returns the size of local shards in bytes; stops counting when it is `enough`."""
-    total = 0
-    for shard in shards:
-        path = (root / shard).local
-        total += path.stat().st_size if path.is_file() else 0
-        if total >= enough:
-            return enough
-    return total
 
 
 def import_ray() -> Any:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Protocol
 
 from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
-from energon_dali.shards.index.extent_file import pack_names
 from energon_dali.shards.index.extents import PartFacts, ShardExtents
-from energon_dali.shards.index.extents_builder import scan_extents
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
-from energon_dali.shards.index.tar_index import missing_shard
+from energon_dali.shards.index.tar_index import missing_shard, scan_extents
 from energon_dali.shards.index.tar_scan import PartMember, ReadAt
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.parallel_calls import map_in_threads
 from energon_dali.shards.storage.protocols import RangeReader
 
 CheckPart = Callable[[str, Callable[[], bytes]], PartFacts | None]
@@ -80,11 +77,6 @@ class ShardScan:
     """Size, and ETag or time of the last change, when it was scanned."""
     is_known: bool = False
     """Whether the shard still has the version that it was asked for; then it was not scanned."""
-
-    @property
-    def names(self) -> bytes:
-        """The names as the extent file stores them."""
-        return pack_names(self.part_names, self.formats)
 
     @property
     def extents(self) -> ShardExtents:
@@ -232,8 +224,9 @@ class StreamedReader:
         self._start = 0
         self._chunk = b""
         self._window = reader.size if reader.size <= WHOLE_BYTES else FIRST_BYTES
-        self._requested: dict[int, Future[bytes]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._stream: Iterator[bytes] | None = None
+        """The next windows, of which some are requested."""
+        self._taken = 0
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Returns `size` bytes from `offset` on; fewer only at the end of the file.
@@ -245,7 +238,7 @@ class StreamedReader:
         if self._start <= offset and offset + size <= end:
             return self._chunk[offset - self._start : offset - self._start + size]
         if offset > end + JUMP_BYTES or offset < self._start:
-            self._forget()
+            self.close()
             self._window = AFTER_JUMP_BYTES
             self._start, self._chunk = offset, self._reader.read_at(offset, max(size, self._window))
         else:
@@ -254,42 +247,29 @@ class StreamedReader:
 
     def close(self) -> None:
         """Drops what was requested ahead; the file itself stays open."""
-        self._forget()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._stream = None  # the last reference to it, so its threads end
 
     def _continue(self, offset: int, size: int, end: int) -> None:
         """Makes the next windows the chunk, from `offset` on, at least to `offset` + `size`."""
         pieces = [self._chunk[offset - self._start :]] if offset < end else []
-        position = max(end, offset) if not self._requested else end
+        position = max(end, offset) if self._stream is None else end
         self._start = min(offset, position)
         while position < min(offset + size, self._reader.size) or not pieces:
-            future = self._requested.pop(position, None)
-            if future is None:
-                self._forget()  # windows that begin elsewhere
-                wanted = max(self._window, offset + size - position)
-                piece = self._reader.read_at(position, wanted)
-            else:
-                piece = future.result()
+            piece = self._next(position, offset + size - position)
             if not piece:
                 break
             pieces.append(piece)
             position += len(piece)
             self._window = min(2 * self._window, LARGEST_BYTES)
-            self._request(position)
         self._chunk = b"".join(pieces)
 
-    def _request(self, position: int) -> None:
-        """Requests the windows from `position` on, once they have their full size."""
-        if not self._ahead or self._window < LARGEST_BYTES:
-            return
-        self._pool = self._pool or ThreadPoolExecutor(self._ahead, "energon-dali-stream")
-        for start in range(position, min(position + self._ahead * self._window, self._reader.size), self._window):
-            if start not in self._requested:
-                read = self._reader.read_at
-                self._requested[start] = self._pool.submit(copy_context().run, read, start, self._window)
-
-    def _forget(self) -> None:
-        for future in self._requested.values():
-            future.cancel()
-        self._requested.clear()
+    def _next(self, position: int, wanted: int) -> bytes:
+        """Returns the next window. Once windows have their full size, the following ones are requested meanwhile."""
+        if self._stream is None and self._ahead and self._window == LARGEST_BYTES:
+            starts, self._taken = range(position, self._reader.size, LARGEST_BYTES), 0
+            read = partial(self._reader.read_at, size=LARGEST_BYTES)
+            self._stream = map_in_threads(read, starts, self._ahead + 1, lambda: self._taken + self._ahead)
+        if self._stream is None:
+            return self._reader.read_at(position, max(self._window, wanted))
+        self._taken += 1
+        return next(self._stream, b"")
