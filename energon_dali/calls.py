@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, TypeVar, overload
 
 from energon_dali.errors import ArgumentError, ConfigError
@@ -190,3 +192,11 @@ def _form(parameters: list[inspect.Parameter]) -> Iterable[str]:
                 starred = True
                 yield "*"
             yield one.name if one.default is one.empty else f"{one.name}=..."
+
+
+def callers() -> Iterator[FrameType]:
+    """Yields the frames of the functions that led here, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -20,11 +20,10 @@ from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import refuse_stages
-from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State
-from energon_dali.datasets.torch_workers import refuse_worker_process
+from energon_dali.datasets.torch_workers import refuse_indexing, refuse_resharding, refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
@@ -150,7 +149,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         return self._next(self._epoch)
 
     def __getitem__(self, index: object) -> NoReturn:
-        raise refuse_indexing(self)
+        refuse_indexing(self)
 
     def __len__(self) -> int:
         return self.dataset.len_rank()

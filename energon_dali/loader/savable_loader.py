@@ -12,7 +12,6 @@ from typing_extensions import Unpack
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, plan_obstacles
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.step_entries import (
     SkipBy,
     SkippedSteps,
@@ -22,7 +21,7 @@ from energon_dali.datasets.step_entries import (
     steps_to_skip,
 )
 from energon_dali.datasets.stream import State
-from energon_dali.datasets.torch_workers import refuse_worker_process
+from energon_dali.datasets.torch_workers import refuse_caller, refuse_resharding, refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.global_job import GlobalJob, no_weights
@@ -141,7 +140,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         Raises:
             ConfigError: A tool asks that writes the state of one rank for all; give it GlobalLoaderState(loader).
         """
-        refuse_single_writer(self.worker_config)
+        if self.worker_config.world_size > 1:
+            refuse_caller("refuse_single_writer", self.worker_config)
         return self.save_state_rank()
 
     def load_state_dict(self, state: State) -> None:
