@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import WorkerError
 from energon_dali.loader.cuda_handoff import CudaHandoff, ReadyEvents
-from energon_dali.loader.decode_process.process import DecodeProcess
-from energon_dali.loader.decode_process.server import DecodeTask
+from energon_dali.loader.decode_process.process import DecodeProcess, DecodeTask
 from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 from energon_dali.samples.transfer import pin_batch
