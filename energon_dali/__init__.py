@@ -66,13 +66,13 @@ _import_name, __dir__, __all__ = attach(
             "DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset prepare_metadataset "
             "traverse_metadataset"
         ),
-        "samples": (
-            "Batch CaptioningSample CrudeSample ImageClassificationSample ImageSample InterleavedSample "
-            "MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample SourceInfo TextSample VQAOCRSample "
-            "VQASample VidQASample edataclass"
-        ),
+        "samples.base": "Batch CrudeSample Sample SourceInfo edataclass",
         "samples.batching": "batch_list batch_pad_stack batch_stack generic_batch",
         "samples.clips": "Clips",
+        "samples.kinds": (
+            "CaptioningSample ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample OCRSample "
+            "SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample"
+        ),
         "shards": "RetryPolicy",
         "task_encoder.cooking": "Cooker basic_sample_keys cooker",
         "task_encoder.default": "AugmentTaskEncoder DefaultTaskEncoder",

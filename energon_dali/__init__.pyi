@@ -174,22 +174,11 @@ from energon_dali.metadataset.loader import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
-from energon_dali.samples import (
+from energon_dali.samples.base import (
     Batch as Batch,
-    CaptioningSample as CaptioningSample,
     CrudeSample as CrudeSample,
-    ImageClassificationSample as ImageClassificationSample,
-    ImageSample as ImageSample,
-    InterleavedSample as InterleavedSample,
-    MultiChoiceVQASample as MultiChoiceVQASample,
-    OCRSample as OCRSample,
     Sample as Sample,
-    SimilarityInterleavedSample as SimilarityInterleavedSample,
     SourceInfo as SourceInfo,
-    TextSample as TextSample,
-    VQAOCRSample as VQAOCRSample,
-    VQASample as VQASample,
-    VidQASample as VidQASample,
     edataclass as edataclass,
 )
 from energon_dali.samples.batching import (
@@ -200,6 +189,19 @@ from energon_dali.samples.batching import (
 )
 from energon_dali.samples.clips import (
     Clips as Clips,
+)
+from energon_dali.samples.kinds import (
+    CaptioningSample as CaptioningSample,
+    ImageClassificationSample as ImageClassificationSample,
+    ImageSample as ImageSample,
+    InterleavedSample as InterleavedSample,
+    MultiChoiceVQASample as MultiChoiceVQASample,
+    OCRSample as OCRSample,
+    SimilarityInterleavedSample as SimilarityInterleavedSample,
+    TextSample as TextSample,
+    VQAOCRSample as VQAOCRSample,
+    VQASample as VQASample,
+    VidQASample as VidQASample,
 )
 from energon_dali.shards import (
     RetryPolicy as RetryPolicy,

@@ -16,7 +16,7 @@ from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_number
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError
-from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import CrudeSample
 from energon_dali.shards import JsonlReader, ShardReader
 from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one
 from energon_dali.task_encoder.cooking import Cooker, choose_cooker

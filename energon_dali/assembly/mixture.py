@@ -28,7 +28,7 @@ from energon_dali.plan.plan import Plan
 from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
 from energon_dali.plan.source import SourcePlan
-from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 
 

@@ -26,7 +26,7 @@ from energon_dali.metadataset.reference import SourceReference
 from energon_dali.metadataset.subset import take_subset
 from energon_dali.plan.slices import Slices
 from energon_dali.plan.source import SourcePlan
-from energon_dali.samples import CrudeSample, Sample
+from energon_dali.samples.base import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, opening_files
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader

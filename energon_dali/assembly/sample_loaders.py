@@ -14,8 +14,7 @@ from energon_dali.decode.interface import Placement
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.errors import DatasetFormatError, SkipSample
 from energon_dali.metadataset.join.joined_reader import JoinedRaw
-from energon_dali.samples import CrudeSample, Sample, SourceInfo
-from energon_dali.samples.base import Key, set_restore_key
+from energon_dali.samples.base import CrudeSample, Key, Sample, SourceInfo, set_restore_key
 from energon_dali.shards import RawSample
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from energon_dali import samples
 from energon_dali.assembly.sample_loaders import SampleFactory, import_factory
 from energon_dali.errors import DatasetFormatError
-from energon_dali.samples import CrudeSample
-from energon_dali.samples.base import BASE_FIELDS
+from energon_dali.samples.base import BASE_FIELDS, CrudeSample
+from energon_dali.samples.kinds import sample_kind
 from energon_dali.shards import WebdatasetFolder, is_crude, resolve_part_filter, resolve_sample_loader
 from energon_dali.shards.meta.dataset_config import FACTORIES, ORDER_KEYS, STANDARD
 from energon_dali.shards.meta.sample_loader import check_code_allowed
@@ -117,9 +116,9 @@ def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[A
     """Returns the class that `sample_type` names: ours of that name, or any other if the user allows imports."""
     kind = config["sample_type"]
     name = kind["__class__"]
-    own = getattr(samples, name, None) if name in samples.__all__ else None
+    own = sample_kind(name)
     if own is not None:
-        return own  # type: ignore[no-any-return]
+        return own
     # dataset.yaml was checked when it was read: other names reach this line only with allow_imports=True.
     try:
         found = getattr(importlib.import_module(kind["__module__"]), name)

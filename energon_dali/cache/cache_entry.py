@@ -15,7 +15,7 @@ import cloudpickle
 
 from energon_dali.cache.file_store import FileStore
 from energon_dali.errors import FileMissingError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 
 
 class Progress(Enum):

@@ -9,7 +9,7 @@ from zlib import crc32
 from energon_dali.cache.file_store import FileStore, WrappedFileStore, split_file_name
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DecodeError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 
 
 class FileStoreDecoder(ABC):

@@ -14,7 +14,7 @@ from typing import Any
 
 from energon_dali.cache.cache_entry import CacheEntry, Progress
 from energon_dali.errors import DatasetError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0

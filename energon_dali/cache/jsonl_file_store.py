@@ -8,7 +8,7 @@ from typing import Any
 from energon_dali.cache.file_store import FileStore
 from energon_dali.calls import explain_call
 from energon_dali.errors import DatasetError, FileMissingError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.shards import StoragePath
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 

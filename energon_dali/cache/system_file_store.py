@@ -9,7 +9,7 @@ from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.store_index import StoreIndex, unreadable
 from energon_dali.calls import explain_call
 from energon_dali.errors import DatasetError, FileMissingError, StorageError, StoreUnavailableError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
 

@@ -15,7 +15,7 @@ from energon_dali.errors import (
     ShardError,
     StoreUnavailableError,
 )
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
 from energon_dali.shards.index.extents import changed_shard, check_member

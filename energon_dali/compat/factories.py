@@ -26,7 +26,7 @@ from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import decode_parts
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.samples import Sample
+from energon_dali.samples.base import Sample
 from energon_dali.shards import PartList
 from energon_dali.shards.meta.sample_loader import load_function
 from energon_dali.worker_config import WorkerConfig

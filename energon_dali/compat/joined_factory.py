@@ -11,7 +11,7 @@ from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseWebdatasetFactory, OwnDatasetFactory
 from energon_dali.compat.structs import DatasetSubset
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.samples import Sample
+from energon_dali.samples.base import Sample
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.worker_config import WorkerConfig
 

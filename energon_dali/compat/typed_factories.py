@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from energon_dali import samples
 from energon_dali.assembly.opened_source import open_source
 from energon_dali.cache import FileStore, JsonlFileStore
 from energon_dali.compat.deprecation import warn_deprecated
@@ -14,7 +13,8 @@ from energon_dali.compat.factories import DefaultDecoderWebdatasetFactory, OwnDa
 from energon_dali.compat.preparation import JsonlPreparator
 from energon_dali.compat.structs import DatasetSubset
 from energon_dali.errors import ConfigError
-from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import CrudeSample
+from energon_dali.samples.kinds import sample_kind
 from energon_dali.shards.jsonl import JsonlFile
 from energon_dali.shards.meta.dataset_config import TYPED_FACTORIES
 from energon_dali.worker_config import WorkerConfig
@@ -77,7 +77,7 @@ for _name, _sample_type in TYPED_FACTORIES.items():
         {
             "__module__": __name__,
             "__doc__": f"Makes samples of {_sample_type}; deprecated.",
-            "__sample_type__": getattr(samples, _sample_type),
+            "__sample_type__": sample_kind(_sample_type),
         },
     )
 

@@ -412,7 +412,7 @@ class ReadFailure:
     """
 
     def __init__(self, reader: RawReader, shard: int, inside: int, dataset_path: str) -> None:
-        from energon_dali.samples import SourceInfo
+        from energon_dali.samples.base import SourceInfo
 
         shard_name, self.__key__ = reader.name(shard, inside)
         index = reader.index_of(shard, inside)
@@ -427,7 +427,7 @@ class RawFailure:
     """A raw sample that could not be loaded, in the form that error handlers expect."""
 
     def __init__(self, raw: RawSample, dataset_path: str) -> None:
-        from energon_dali.samples import SourceInfo
+        from energon_dali.samples.base import SourceInfo
 
         self.__key__ = raw.key
         self.__sources__ = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.samples.base import Sample, edataclass
+from energon_dali.samples.base import CrudeSample, Sample, edataclass
 
 if TYPE_CHECKING:
     import torch
@@ -162,3 +162,9 @@ class VQAOCRSample(Sample):
     """Boxes of the words (W, 4 or more)."""
     words_text: list[str] | None = None
     """Text of each word."""
+
+
+def sample_kind(name: str) -> type[Any] | None:
+    """Returns the class of samples of this package that has a name, as `dataset.yaml` gives it; None if none has."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, (Sample, CrudeSample)) else None

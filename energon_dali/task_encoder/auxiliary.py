@@ -10,7 +10,7 @@ from zlib import crc32
 from energon_dali.cache import DecodeFileStore, FileStore, PrimaryFileStore, active_pool
 from energon_dali.cache.decode_file_store import FileStoreDecoder, StagingDecoder
 from energon_dali.errors import ConfigError, FatalSampleError
-from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import CrudeSample
 from energon_dali.task_encoder.cooking import Cooker
 
 PRIMARY = "primary"

@@ -24,7 +24,7 @@ from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, FatalSampleError, StateError
-from energon_dali.samples import Batch, SourceInfo, edataclass
+from energon_dali.samples.base import Batch, SourceInfo, edataclass
 from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 from tests.datasets.test_resume import as_batch, as_many_as_number_mod_3, bordered, by_parity, double, pairs, square

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.samples import Batch, Sample, edataclass
+from energon_dali.samples.base import Batch, Sample, edataclass
 
 if TYPE_CHECKING:
     import numpy as np
