@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.assembly.builder import Builder, builds_itself
+from energon_dali.assembly.builder import Builder
 from energon_dali.assembly.mixture import LoadedSource, blend_sources, chain_sources, open_sources
-from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions
+from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions, overridden_build_hooks
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
@@ -175,12 +175,12 @@ def _opened(call: dict[str, Any], *, training: bool) -> tuple[DatasetOptions, Re
     options = DatasetOptions.of_call(
         own.pop("task_encoder"), own.pop("worker_config"), own.pop("kwargs"), training=training, **own
     )
-    return options, *open_sources(call["path"], options, plain=builds_itself(options.encoder))
+    return options, *open_sources(call["path"], options, plain=bool(overridden_build_hooks(options.encoder)))
 
 
 def _tree_of(blend: ResolvedBlend, opened: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
     """Returns the tree of datasets over open sources, whose references `blend` has in the same order."""
-    if builds_itself(options.encoder):
+    if overridden_build_hooks(options.encoder):
         return Builder(blend, [one.source for one in opened], options).build()
     mixture = blend_sources(blend, opened, options) if options.training else chain_sources(opened, options)
     return build_stages(mixture, options)

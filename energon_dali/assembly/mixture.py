@@ -11,7 +11,6 @@ from energon_dali.assembly.identities import Identities
 from energon_dali.assembly.opened_source import open_source, start_reading
 from energon_dali.assembly.options import DatasetOptions, check_path, overridden_build_hooks
 from energon_dali.assembly.pipeline import block_size
-from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.row_sources import Source
@@ -127,10 +126,8 @@ def _cook_stage(source: Source, reference: SourceReference, options: DatasetOpti
     Raises:
         ConfigError: It has auxiliary stores and no cookers.
     """
-    load = source.load
-    if load.sample_type is CrudeSample:
-        stores = {name: open_store(store.form) for name, store in reference.aux.items()}
-        return cook_stage(source, options, load.subflavors, stores)
+    if source.load.sample_type is CrudeSample:
+        return cook_stage(source, options, reference.aux)
     if reference.aux:
         raise ConfigError(
             f"{source.name} has the auxiliary stores {', '.join(reference.aux)}, which cookers read from, and its "

@@ -181,9 +181,6 @@ class ArenaStore(ArenaPool[Arena]):
     def _make(self, number: int, device: int, capacity: int) -> Arena:
         return Arena(number, capacity)
 
-    def __len__(self) -> int:
-        return len(self._free) + len(self._used)
-
 
 class ArenaViews:
     """The arenas of one writer in the process that reads them, and which of them nobody sees any more."""
