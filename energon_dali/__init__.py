@@ -68,10 +68,9 @@ _import_name, __dir__, __all__ = attach(
         ),
         "samples.base": "Batch CrudeSample Sample SourceInfo edataclass",
         "samples.batching": "batch_list batch_pad_stack batch_stack generic_batch",
-        "samples.clips": "Clips",
         "samples.kinds": (
-            "CaptioningSample ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample OCRSample "
-            "SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample"
+            "CaptioningSample Clips ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample "
+            "OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample"
         ),
         "shards": "RetryPolicy",
         "task_encoder.cooking": "Cooker basic_sample_keys cooker",

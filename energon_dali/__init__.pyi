@@ -187,11 +187,9 @@ from energon_dali.samples.batching import (
     batch_stack as batch_stack,
     generic_batch as generic_batch,
 )
-from energon_dali.samples.clips import (
-    Clips as Clips,
-)
 from energon_dali.samples.kinds import (
     CaptioningSample as CaptioningSample,
+    Clips as Clips,
     ImageClassificationSample as ImageClassificationSample,
     ImageSample as ImageSample,
     InterleavedSample as InterleavedSample,

@@ -22,7 +22,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.metadataset.loader import BLEND_MODES, LoadedDataset
 from energon_dali.metadataset.reference import DatasetBlendMode, ResolvedBlend, SourceReference
 from energon_dali.samples.base import CrudeSample
-from energon_dali.task_encoder.building import builds_with
+from energon_dali.task_encoder.context import builds_with
 from energon_dali.worker_config import WorkerConfig
 
 Dataset = SavableDataset[Any]

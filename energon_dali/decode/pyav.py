@@ -13,7 +13,7 @@ from energon_dali.decode.front_ends import VideoInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import Int64Array
-from energon_dali.samples.clips import Clips
+from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from typing_extensions import Unpack
 
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
-from energon_dali.metadataset.context import CallOptions, Context
+from energon_dali.metadataset.context import CallOptions, Context, Moment
 from energon_dali.metadataset.document import (
     YAML_SUFFIXES,
     Document,
@@ -46,7 +46,6 @@ from energon_dali.metadataset.schema import (
     unknown_name,
 )
 from energon_dali.metadataset.subset import take_subset
-from energon_dali.metadataset.weights import Moment
 from energon_dali.plan.scheduled import Over, Schedule, WeightPoint
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.opening import opening_files

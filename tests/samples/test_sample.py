@@ -14,8 +14,7 @@ import torch
 from energon_dali.errors import ConfigError
 from energon_dali.samples import kinds
 from energon_dali.samples.base import Batch, CrudeSample, Sample, SourceInfo, edataclass
-from energon_dali.samples.clips import Clips
-from energon_dali.samples.kinds import CaptioningSample, TextSample, sample_kind
+from energon_dali.samples.kinds import CaptioningSample, Clips, TextSample, sample_kind
 from energon_dali.samples.media_metadata import ImageMetadata
 
 SIZE: dict[str, Any] = {"width": 1, "height": 1, "format": "PNG", "mode": "L"}
