@@ -45,8 +45,6 @@ from energon_dali.datasets.grouping.packing import (
 from energon_dali.datasets.mixing.blend import (
     BlendDataset as BlendDataset,
     MixBatchDataset as MixBatchDataset,
-)
-from energon_dali.datasets.mixing.concatenation import (
     concat_pad as concat_pad,
     generic_concat as generic_concat,
     homogeneous_concat_mix as homogeneous_concat_mix,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from energon_dali.assembly.builder import SourceFactory
 from energon_dali.assembly.opened_source import open_source
 from energon_dali.assembly.options import DatasetOptions
-from energon_dali.assembly.sample_recipe import check_fields
+from energon_dali.assembly.sample_loaders import check_fields
 from energon_dali.cache import FileStore, WebdatasetFileStore
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.preparation import WebdatasetPreparator

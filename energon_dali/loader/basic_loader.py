@@ -30,12 +30,11 @@ from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
 from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
 from energon_dali.loader.global_job import GlobalJob
-from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
+from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, TorchAttributes, show_loader_options
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics, planned_shares
-from energon_dali.loader.torch_attributes import TorchAttributes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain

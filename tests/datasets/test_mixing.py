@@ -14,8 +14,13 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.mixing.blend import BlendDataset, MixBatchDataset
-from energon_dali.datasets.mixing.concatenation import concat_pad, generic_concat, homogeneous_concat_mix
+from energon_dali.datasets.mixing.blend import (
+    BlendDataset,
+    MixBatchDataset,
+    concat_pad,
+    generic_concat,
+    homogeneous_concat_mix,
+)
 from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
