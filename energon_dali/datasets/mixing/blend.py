@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_number
+from energon_dali.calls import check_number, explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
