@@ -19,8 +19,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import AuxReference
 from energon_dali.samples.base import CrudeSample
 from energon_dali.shards import JsonlReader, ShardReader
-from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one
-from energon_dali.task_encoder.cooking import Cooker, choose_cooker
+from energon_dali.task_encoder.cooking import PRIMARY, Auxiliaries, Cooker, choose_cooker, cook_each, cook_one
 from energon_dali.task_encoder.encoder import TaskEncoder, function_name, hook_names, overridden
 from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless
 

@@ -26,8 +26,7 @@ from energon_dali.metadataset.files import is_local, read_folder_files, read_joi
 from energon_dali.metadataset.join.columns import ColumnFolder, JoinIndexFile
 from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.joined_reader import JoinedReader
-from energon_dali.metadataset.reference import SourceReference
-from energon_dali.metadataset.subset import take_subset
+from energon_dali.metadataset.reference import SourceReference, take_subset
 from energon_dali.plan.slices import Slices
 from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import CrudeSample, Sample

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.document import Node
+from energon_dali.metadataset.reference import Subset
 from energon_dali.metadataset.schema import OptionsRecord, WeightsRecord
-from energon_dali.metadataset.subset import Subset
 from energon_dali.plan.scheduled import OVER, Over
 from energon_dali.shards.documents.content import excerpt
 

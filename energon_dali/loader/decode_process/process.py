@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
     from energon_dali.loader.loader_options import LoaderOptions
-    from energon_dali.loader.processes.channel import Channel
+    from energon_dali.loader.processes.shared_memory import Channel
     from energon_dali.loader.rank_pipeline import RankPipeline
     from energon_dali.loader.workers.pool import WorkerPool
 
