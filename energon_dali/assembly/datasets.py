@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.assembly.builder import Builder
-from energon_dali.assembly.mixture import LoadedSource, blend_sources, chain_sources, open_sources
+from energon_dali.assembly.mixture import LoadedSource, blended_plan, chained_plan, dataset_of, open_sources
 from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions, overridden_build_hooks
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
@@ -180,10 +180,11 @@ def _opened(call: dict[str, Any], *, training: bool) -> tuple[DatasetOptions, Re
 
 def _tree_of(blend: ResolvedBlend, opened: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
     """Returns the tree of datasets over open sources, whose references `blend` has in the same order."""
+    sources = [one.source for one in opened]
     if overridden_build_hooks(options.encoder):
-        return Builder(blend, [one.source for one in opened], options).build()
-    mixture = blend_sources(blend, opened, options) if options.training else chain_sources(opened, options)
-    return build_stages(mixture, options)
+        return Builder(blend, sources, options).build()
+    plan = blended_plan(blend, sources, options) if options.training else chained_plan(sources)
+    return build_stages(dataset_of(plan, opened, options), options)
 
 
 def _refuse_empty(

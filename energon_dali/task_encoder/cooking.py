@@ -1,4 +1,4 @@
-"""Cookers, which make samples of crude samples: how they are chosen, and the stores of files that they are called with."""
+"""Cookers, which make samples of crude samples: how they are chosen, and the stores of files that they receive."""
 
 from __future__ import annotations
 
