@@ -129,6 +129,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._prefetcher: Prefetcher | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._snapshot: State | None = None
+        """The state after the last delivered batch, of which `plain` makes plain values; None before the first."""
         self._begun = False
         self._job = None if self._tree.global_batches is None else GlobalJob(self._tree)
         self._epoch = self._given = 0
@@ -177,13 +178,13 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     element = prefetcher.next()
                 except StopIteration:
                     self._epoch, self._given = self._epoch + 1, 0
-                    self._note_closed(prefetcher)
+                    self._snapshot = prefetcher.snapshot
                     if self._job is not None:
                         self._job.note_end(prefetcher.snapshot)
                     self._reporter.report(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
-                self._note_closed(prefetcher)
+                self._snapshot = prefetcher.snapshot
                 self._given += 1
                 self._clock.stop(started, occupancy)
                 if self._auto is not None:
@@ -198,11 +199,6 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             if taken:
                 self._snapshot = before
             raise
-
-    def _note_closed(self, prefetcher: Prefetcher) -> None:
-        """Notes the position if a signal handler or another thread closed during the wait: what arrived counts."""
-        if self._prefetcher is not prefetcher:
-            self._snapshot = prefetcher.snapshot
 
     def _check_process(self) -> None:
         """Refuses to take batches in a forked copy: it would take those of the original."""
@@ -220,7 +216,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         if self._snapshot is not None and self._job is not None:
             self._job.note(self._snapshot)
         if self._must_compare and self._tree.global_batches is not None:
-            state = self._state
+            state = plain(self._snapshot)
             compare_ranks(self._tree, self._tree.global_batches.start if state is None else cursor_of(state))
         self._must_compare = False
         self._pid = os.getpid()
@@ -231,17 +227,11 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         options = replace(self._options, cache_pool=self._shared_cache or self._options.cache_pool)
         with interrupts_deferred():  # what runs already and is not stored here would never be ended
             self._prefetcher = prefetcher = open_prefetcher(
-                self._tree, options, self._state, self._metrics, self._watchdog
+                self._tree, options, plain(self._snapshot), self._metrics, self._watchdog
             )
             self._closing = ClosedWithReport(prefetcher, self._reporter)
             self._finalizer = close_when_collected(self, self._closing)
         return prefetcher
-
-    @property
-    def _state(self) -> State | None:
-        """The state after the last delivered batch, in plain values; None before the first."""
-        snapshot = self._snapshot if self._prefetcher is None else self._prefetcher.snapshot
-        return None if snapshot is None else plain(snapshot)
 
     def change_workers(self, num_workers: int) -> None:
         """Goes on with another number of worker processes. No batch changes, and no state.
@@ -276,7 +266,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         """Lets global batches continue with other ranks or workers; nothing may run meanwhile."""
         batches = self._tree.global_batches
         assert batches is not None
-        state = self._state
+        state = plain(self._snapshot)
         start = batches.start if state is None else cursor_of(state)
         self._tree = self._tree.continued(start, config)
         if self._job is not None:
@@ -297,7 +287,6 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         # Another thread may open the next one meanwhile.
         finalizer, closing = self._finalizer, self._closing
         self._finalizer = self._closing = None
-        self._snapshot = prefetcher.snapshot
         self._watchdog.show_workers = None
         if finalizer is not None and finalizer.detach() is not None:
             if closing is not None:
@@ -348,7 +337,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def _planned_blend(self) -> dict[str, dict[str, float]]:
         """Returns the shares of a blend with global batches in the steps that were delivered."""
-        found = None if self._job is None else self._job.blended(self._state)
+        found = None if self._job is None else self._job.blended(plain(self._snapshot))
         return {} if found is None else planned_shares(source_of(self._tree).names, *found)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

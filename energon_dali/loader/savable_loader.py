@@ -28,6 +28,7 @@ from energon_dali.loader.global_job import GlobalJob, no_weights
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.shards.documents.state_entries import plain
 from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -84,9 +85,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Returns the state of this rank after the last delivered batch: plain values that survive JSON."""
         return self._make_state(self._delivered())
 
+    def _plain_position(self) -> State:
+        """Returns the position after the last delivered batch, in plain values."""
+        return plain(self._snapshot) or RankIterator(self._tree).state_dict()
+
     def _delivered(self) -> State:
-        """Returns the position after the last delivered batch."""
-        position = self._state or RankIterator(self._tree).state_dict()
+        """Returns the same without its deviations, which are in the log of the job then."""
+        position = self._plain_position()
         return position if self._job is None else self._job.noted(position)
 
     def _make_state(self, position: State) -> State:
@@ -95,7 +100,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         if self._job is not None:
             position, log = self._job.state_at(position)
         state = self._identity.make_state(position, log)
-        if self._reporter.earlier or self._metrics.failure_kinds():
+        if self._reporter.earlier or self._metrics.kinds:
             state.update(self._reporter.state_entry())
         return state
 
@@ -191,7 +196,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         why = f", because {unknown[0]}" if unknown else ""
         logger.info("Steps %d to %d will be left out, by %s%s", first, stop - 1, chosen, why or ".")
         with self._turn:
-            position = self._state or RankIterator(self._tree).state_dict()
+            position = self._plain_position()
             passed = sum(entry["count"] for entry in position["streams"].values())
             if passed >= stop:
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
@@ -218,7 +223,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             ConfigError: There are no global batches.
         """
         self._global_batches("consumed_samples counts the samples")
-        return cursor_of(self._state or RankIterator(self._tree).state_dict()).unit
+        return cursor_of(self._plain_position()).unit
 
     @property
     def micro_batches_per_step(self) -> int:
