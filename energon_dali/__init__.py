@@ -28,8 +28,7 @@ _import_name, __dir__, __all__ = attach(
         "datasets.grouping.batch": "BatchDataset",
         "datasets.grouping.group_batch": "GroupBatchDataset",
         "datasets.grouping.packing": "PackingDataset",
-        "datasets.mixing.blend": "BlendDataset MixBatchDataset",
-        "datasets.mixing.concatenation": "concat_pad generic_concat homogeneous_concat_mix",
+        "datasets.mixing.blend": "BlendDataset MixBatchDataset concat_pad generic_concat homogeneous_concat_mix",
         "datasets.mixing.mixture_dataset": "ConcatDataset",
         "datasets.wrappers.epochize": "EpochizeDataset LimitDataset",
         "datasets.wrappers.filter": "FilterDataset",
@@ -67,14 +66,13 @@ _import_name, __dir__, __all__ = attach(
             "DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset prepare_metadataset "
             "traverse_metadataset"
         ),
-        "samples": (
-            "Batch CaptioningSample CrudeSample ImageClassificationSample ImageSample InterleavedSample "
-            "MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample SourceInfo TextSample VQAOCRSample "
-            "VQASample VidQASample edataclass"
-        ),
+        "samples.base": "Batch CrudeSample Sample SourceInfo edataclass",
         "samples.batching": "batch_list batch_pad_stack batch_stack generic_batch",
-        "samples.clips": "Clips",
         "samples.context_parallel": "ContextCut cut_sequence pad_lengths padding_multiple positions_of_rank",
+        "samples.kinds": (
+            "CaptioningSample Clips ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample "
+            "OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample"
+        ),
         "shards": "RetryPolicy",
         "task_encoder.cooking": "Cooker basic_sample_keys cooker",
         "task_encoder.default": "AugmentTaskEncoder DefaultTaskEncoder",

@@ -45,8 +45,6 @@ from energon_dali.datasets.grouping.packing import (
 from energon_dali.datasets.mixing.blend import (
     BlendDataset as BlendDataset,
     MixBatchDataset as MixBatchDataset,
-)
-from energon_dali.datasets.mixing.concatenation import (
     concat_pad as concat_pad,
     generic_concat as generic_concat,
     homogeneous_concat_mix as homogeneous_concat_mix,
@@ -176,22 +174,11 @@ from energon_dali.metadataset.loader import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
-from energon_dali.samples import (
+from energon_dali.samples.base import (
     Batch as Batch,
-    CaptioningSample as CaptioningSample,
     CrudeSample as CrudeSample,
-    ImageClassificationSample as ImageClassificationSample,
-    ImageSample as ImageSample,
-    InterleavedSample as InterleavedSample,
-    MultiChoiceVQASample as MultiChoiceVQASample,
-    OCRSample as OCRSample,
     Sample as Sample,
-    SimilarityInterleavedSample as SimilarityInterleavedSample,
     SourceInfo as SourceInfo,
-    TextSample as TextSample,
-    VQAOCRSample as VQAOCRSample,
-    VQASample as VQASample,
-    VidQASample as VidQASample,
     edataclass as edataclass,
 )
 from energon_dali.samples.batching import (
@@ -200,8 +187,19 @@ from energon_dali.samples.batching import (
     batch_stack as batch_stack,
     generic_batch as generic_batch,
 )
-from energon_dali.samples.clips import (
+from energon_dali.samples.kinds import (
+    CaptioningSample as CaptioningSample,
     Clips as Clips,
+    ImageClassificationSample as ImageClassificationSample,
+    ImageSample as ImageSample,
+    InterleavedSample as InterleavedSample,
+    MultiChoiceVQASample as MultiChoiceVQASample,
+    OCRSample as OCRSample,
+    SimilarityInterleavedSample as SimilarityInterleavedSample,
+    TextSample as TextSample,
+    VQAOCRSample as VQAOCRSample,
+    VQASample as VQASample,
+    VidQASample as VidQASample,
 )
 from energon_dali.samples.context_parallel import (
     ContextCut as ContextCut,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_dali.errors import DecodeError, ShardError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.transfer import attributes_of
 
 LOGGER = logging.getLogger("energon_dali")

@@ -24,7 +24,7 @@ from energon_dali import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_dali.samples import Sample
+from energon_dali.samples.base import Sample
 from tests.loader.numbers_dataset import tree
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)

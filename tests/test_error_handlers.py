@@ -9,7 +9,8 @@ import torch
 
 from energon_dali.error_handlers import describe, log_exception, reraise_exception
 from energon_dali.errors import DecodeError, ShardError
-from energon_dali.samples import CaptioningSample, SourceInfo
+from energon_dali.samples.base import SourceInfo
+from energon_dali.samples.kinds import CaptioningSample
 
 
 def fail() -> Exception:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.assembly.cook_stage import CookStage, cook, cook_stage, primary_store
-from energon_dali.assembly.options import AnyEncoder, DatasetOptions, overridden_build_hooks
+from energon_dali.assembly.options import DatasetOptions
 from energon_dali.assembly.pipeline import batch_stages, encode_stages
-from energon_dali.cache import FileStore, open_store
+from energon_dali.cache import FileStore
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
@@ -21,16 +21,11 @@ from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.loader import BLEND_MODES, LoadedDataset
 from energon_dali.metadataset.reference import DatasetBlendMode, ResolvedBlend, SourceReference
-from energon_dali.samples import CrudeSample
-from energon_dali.task_encoder.building import builds_with
+from energon_dali.samples.base import CrudeSample
+from energon_dali.task_encoder.context import builds_with
 from energon_dali.worker_config import WorkerConfig
 
 Dataset = SavableDataset[Any]
-
-
-def builds_itself(encoder: AnyEncoder) -> bool:
-    """Returns whether a task encoder overrides a build hook."""
-    return bool(overridden_build_hooks(encoder))
 
 
 class SourceFactory:
@@ -152,9 +147,7 @@ class Builder:
     def _cook_stage(self, source: Source) -> CookStage | None:
         if source.load.sample_type is not CrudeSample:
             return None
-        reference = self._references[source.config.get("leaf", 0)]
-        stores = {name: open_store(store.form) for name, store in reference.aux.items()}
-        return cook_stage(source, self._options, source.load.subflavors, stores)
+        return cook_stage(source, self._options, self._references[source.config.get("leaf", 0)].aux)
 
     def encode(self, dataset: Dataset) -> Dataset:
         """Returns a dataset of encoded samples."""

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.assembly.options import DatasetOptions
-from energon_dali.cache import FileStore, JsonlFileStore, WebdatasetFileStore
+from energon_dali.cache import FileStore, JsonlFileStore, WebdatasetFileStore, open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_number
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError
-from energon_dali.samples import CrudeSample
+from energon_dali.metadataset.reference import AuxReference
+from energon_dali.samples.base import CrudeSample
 from energon_dali.shards import JsonlReader, ShardReader
-from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one
-from energon_dali.task_encoder.cooking import Cooker, choose_cooker
+from energon_dali.task_encoder.cooking import PRIMARY, Auxiliaries, Cooker, choose_cooker, cook_each, cook_one
 from energon_dali.task_encoder.encoder import TaskEncoder, function_name, hook_names, overridden
 from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless
 
@@ -37,9 +37,7 @@ class CookStage:
     """Plain values that describe it."""
 
 
-def cook_stage(
-    source: Source, options: DatasetOptions, subflavors: Mapping[str, Any], aux: Mapping[str, FileStore[Any]]
-) -> CookStage:
+def cook_stage(source: Source, options: DatasetOptions, aux: Mapping[str, AuxReference]) -> CookStage:
     """Returns how the samples of a source of crude samples are cooked.
 
     Files of the stores are decoded by the encoder's decoder: at once if it runs in the workers, or later, as media
@@ -49,8 +47,7 @@ def cook_stage(
         source: Yields crude samples.
         options: The first cooker of the task encoder that matches the subflavors is chosen, once for the source. A
             `cook_crude_sample` of the user that does not ask for a cooker needs none.
-        subflavors: Subflavors of the source.
-        aux: Undecoded stores that the cooker is called with, by name.
+        aux: Stores that the cooker is called with, by name.
 
     Raises:
         ConfigError: No cooker matches, its arguments do not match the stores of the source, or it makes several samples
@@ -61,20 +58,15 @@ def cook_stage(
     if override is not None and override.needs_no_cooker(encoder.cookers):
         cooker: Cooker[Any] = Cooker(encoder.cook_crude_sample)
     else:
-        cooker = choose_cooker(encoder.cookers, subflavors, dataset)
+        cooker = choose_cooker(encoder.cookers, source.load.subflavors, dataset)
         if override is not None:
             override.cooker = cooker
-    stores = dict(aux)
+    stores: dict[str, FileStore[Any]] = {name: open_store(store.form) for name, store in aux.items()}
     if cooker.need_primary and PRIMARY not in stores:
         primary = primary_store(source)
         if primary is not None:
             stores[PRIMARY] = primary
-    auxiliaries = Auxiliaries(
-        cooker,
-        override or PlainCook(cooker.cook),
-        stores,
-        options.decoder,
-    )
+    auxiliaries = Auxiliaries(cooker, override or PlainCook(cooker.cook), stores, options.decoder)
     if auxiliaries.is_generator and options.global_batch_size is not None:
         raise ConfigError(
             f"global_batch_size={options.global_batch_size} cannot be combined with the cooker "

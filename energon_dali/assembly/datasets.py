@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.assembly.builder import Builder, builds_itself
-from energon_dali.assembly.mixture import LoadedSource, blend_sources, chain_sources, open_sources
-from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions
+from energon_dali.assembly.builder import Builder
+from energon_dali.assembly.mixture import LoadedSource, blended_plan, chained_plan, dataset_of, open_sources
+from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions, overridden_build_hooks
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
@@ -90,7 +90,7 @@ def get_train_dataset(
     asked = _describe_call("get_train_dataset", path, options)
     if options.is_follower:
         return FollowedDataset(options.worker_config, asked)
-    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    blend, opened = open_sources(path, options, plain=bool(overridden_build_hooks(options.encoder)))
     if repeat:
         _refuse_empty(opened, split_part, hint=".")
     return _tree_of(blend, opened, options, asked)
@@ -138,7 +138,7 @@ def get_val_dataset(
     asked = _describe_call("get_val_dataset", path, options)
     if options.is_follower:
         return FollowedDataset(options.worker_config, asked)
-    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    blend, opened = open_sources(path, options, plain=bool(overridden_build_hooks(options.encoder)))
     if not allow_empty:
         _refuse_empty(opened, split_part)
     return _tree_of(blend, opened, options, asked)
@@ -172,7 +172,7 @@ def get_val_datasets(
             "get_val_dataset one by one, or let every rank read (leave `shared` out of this WorkerConfig)."
         )
     asked = _describe_call("get_val_datasets", path, options)
-    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    blend, opened = open_sources(path, options, plain=bool(overridden_build_hooks(options.encoder)))
     for one in () if allow_empty else opened:
         _refuse_empty([one], split_part)
     return [
@@ -205,12 +205,12 @@ def _tree_of(
         options: Options of the call.
         asked: How the program asked for the dataset.
     """
-    if builds_itself(options.encoder):
-        tree = Builder(blend, [one.source for one in opened], options).build()
-    elif options.training:
-        tree = build_stages(blend_sources(blend, opened, options), options)
+    sources = [one.source for one in opened]
+    if overridden_build_hooks(options.encoder):
+        tree = Builder(blend, sources, options).build()
     else:
-        tree = build_stages(chain_sources(opened, options), options)
+        plan = blended_plan(blend, sources, options) if options.training else chained_plan(sources)
+        tree = build_stages(dataset_of(plan, opened, options), options)
     tree.__dict__["asked_as"] = asked
     return tree
 

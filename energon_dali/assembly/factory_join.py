@@ -10,7 +10,7 @@ from energon_dali.assembly.opened_source import OpenedSource, order_samples
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.assembly.sample_loaders import FactoryLoader, JoinedSampleLoader, SampleFactory
 from energon_dali.datasets.row_sources import Source
-from energon_dali.metadataset.join.index_file import JoinIndexFile
+from energon_dali.metadataset.join.columns import JoinIndexFile
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.shards import ShardReader, StoragePath, WebdatasetFolder

@@ -11,7 +11,6 @@ from energon_dali.assembly.identities import Identities
 from energon_dali.assembly.opened_source import open_source, start_reading
 from energon_dali.assembly.options import DatasetOptions, check_path, overridden_build_hooks
 from energon_dali.assembly.pipeline import block_size
-from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.row_sources import Source
@@ -28,7 +27,7 @@ from energon_dali.plan.plan import Plan
 from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
 from energon_dali.plan.source import SourcePlan
-from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 
 
@@ -127,10 +126,8 @@ def _cook_stage(source: Source, reference: SourceReference, options: DatasetOpti
     Raises:
         ConfigError: It has auxiliary stores and no cookers.
     """
-    load = source.load
-    if load.sample_type is CrudeSample:
-        stores = {name: open_store(store.form) for name, store in reference.aux.items()}
-        return cook_stage(source, options, load.subflavors, stores)
+    if source.load.sample_type is CrudeSample:
+        return cook_stage(source, options, reference.aux)
     if reference.aux:
         raise ConfigError(
             f"{source.name} has the auxiliary stores {', '.join(reference.aux)}, which cookers read from, and its "
@@ -196,27 +193,16 @@ def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
     return batches
 
 
-def blend_sources(blend: ResolvedBlend, loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
-    """Returns the mixture for training: draws from the datasets by weight, or epoch by epoch.
+def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: DatasetOptions) -> Plan:
+    """Returns the plan of the mixture for training: draws from the datasets by weight, or epoch by epoch.
 
     Args:
         blend: Weights or repetitions of the datasets.
-        loaded: The datasets, in the same order.
+        sources: The datasets, in the same order.
         options: Options of the call.
 
     Raises:
-        ConfigError: `repeat` is False, and datasets are blended by weight, which has no epochs; or feed="native" cannot
-            read them.
-        DatasetError: A dataset with a weight has no sample, or none has.
-    """
-    return dataset_of(blended_plan(blend, [one.source for one in loaded], options), loaded, options)
-
-
-def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: DatasetOptions) -> Plan:
-    """Returns the plan of the mixture for training; see `blend_sources`.
-
-    Raises:
-        ConfigError: `repeat` is False, and datasets are blended by weight.
+        ConfigError: `repeat` is False, and datasets are blended by weight, which has no epochs.
         DatasetError: A dataset with a weight has no sample, or none has.
     """
     repeat, seed = options.repeat, options.worker_config.seed_offset
@@ -279,18 +265,14 @@ def _spread(plans: Sequence[SourcePlan]) -> list[SourcePlan]:
     return spread
 
 
-def chain_sources(loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
-    """Returns the mixture for validation: the datasets one after the other.
+def chained_plan(sources: Sequence[Source]) -> Plan:
+    """Returns the plan of the mixture for validation: the datasets one after the other.
 
     The remainders of the datasets, which do not divide by the number of streams, go to the streams in turn, so that the
     streams of a validation over many small datasets have about the same length.
 
     Args:
-        loaded: The datasets.
-        options: Options of the call.
-
-    Raises:
-        ConfigError: feed="native" cannot read them.
+        sources: The datasets.
     """
-    plans = [one.source.plan for one in loaded]
-    return dataset_of(plans[0] if len(plans) == 1 else ConcatPlan(tuple(_spread(plans))), loaded, options)
+    plans = [source.plan for source in sources]
+    return plans[0] if len(plans) == 1 else ConcatPlan(tuple(_spread(plans)))

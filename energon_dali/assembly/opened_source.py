@@ -10,23 +10,26 @@ from typing import Any
 
 from energon_dali.assembly.identities import Identities, SourceConfig
 from energon_dali.assembly.options import DatasetOptions, check_number
-from energon_dali.assembly.sample_loaders import FactoryLoader, JoinedSampleLoader, SampleFactory
-from energon_dali.assembly.sample_recipe import SampleRecipe, read_recipe
+from energon_dali.assembly.sample_loaders import (
+    FactoryLoader,
+    JoinedSampleLoader,
+    SampleFactory,
+    SampleRecipe,
+    read_recipe,
+)
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.document import located
 from energon_dali.metadataset.files import is_local, read_folder_files, read_join_files
-from energon_dali.metadataset.join.columns import ColumnFolder
+from energon_dali.metadataset.join.columns import ColumnFolder, JoinIndexFile
 from energon_dali.metadataset.join.declaration import load_joiner
-from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.join.joined_reader import JoinedReader
-from energon_dali.metadataset.reference import SourceReference
-from energon_dali.metadataset.subset import take_subset
+from energon_dali.metadataset.reference import SourceReference, take_subset
 from energon_dali.plan.slices import Slices
 from energon_dali.plan.source import SourcePlan
-from energon_dali.samples import CrudeSample, Sample
+from energon_dali.samples.base import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, opening_files
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader

@@ -22,7 +22,7 @@ from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.global_batches import GLOBAL_LANES
 from energon_dali.plan.global_step import UNEVEN, Uneven
 from energon_dali.shards import PartList
-from energon_dali.task_encoder.building import BUILD_HOOKS
+from energon_dali.task_encoder.context import BUILD_HOOKS
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.task_encoder.encoder import HOOKS, TaskEncoder, overridden
 from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks

@@ -17,7 +17,7 @@ from energon_dali.errors import (
     StorageError,
     StoreUnavailableError,
 )
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
 from energon_dali.shards.index.extents import changed_shard, check_member

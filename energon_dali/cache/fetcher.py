@@ -22,7 +22,7 @@ import cloudpickle
 
 from energon_dali.cache.file_store import FileStore
 from energon_dali.errors import DatasetError, FileMissingError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.shards.storage.owned_folder import ProcessFolder
 from energon_dali.shards.storage.request_pool import RequestPool
 

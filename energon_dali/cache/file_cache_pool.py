@@ -14,7 +14,7 @@ from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.pool import CachePool, Lazy
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.shards.storage.owned_folder import ProcessFolder
 
 T = TypeVar("T")

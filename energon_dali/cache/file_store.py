@@ -8,7 +8,7 @@ from zlib import crc32
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from energon_dali.cache.file_store import FileStore, add_source
 from energon_dali.errors import DatasetError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.shards.storage.store import current_scope
 
 T = TypeVar("T")

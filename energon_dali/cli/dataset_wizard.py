@@ -22,9 +22,11 @@ _LOADER_NAME = "sample_loader.py"
 
 def fields_of(sample_type: str) -> list[dataclasses.Field[Any]]:
     """Returns the fields of a sample type that a dataset must fill."""
-    from energon_dali import samples  # lazy: imports torch, and `--help` should not wait for it
+    from energon_dali.samples.kinds import sample_kind  # lazy: imports torch, and `--help` should not wait for it
 
-    return [field for field in dataclasses.fields(getattr(samples, sample_type)) if not field.name.startswith("__")]
+    kind = sample_kind(sample_type)
+    assert kind is not None, "the names of sample types are checked"
+    return [field for field in dataclasses.fields(kind) if not field.name.startswith("__")]
 
 
 def choose_sample_type(asked: str | None) -> str:

@@ -86,7 +86,7 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the samples of a split part in file order, with images as PIL images."""
     # Imported only here: the other commands start without the loader.
-    from energon_dali.assembly.mixture import LoadedSource, chain_sources
+    from energon_dali.assembly.mixture import LoadedSource, chained_plan, dataset_of
     from energon_dali.assembly.opened_source import open_source
     from energon_dali.assembly.options import DatasetOptions
     from energon_dali.decode import SampleDecoder
@@ -101,7 +101,7 @@ def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     files = {name: options[name] for name in ("dataset_config", "split_config") if name in options}
     references = [dataclasses.replace(source, **files) for source in resolve(path, part).sources]
     sources = [open_source(one, number, chosen, False) for number, one in enumerate(references)]
-    yield from chain_sources([LoadedSource(source, None) for source in sources], chosen)
+    yield from dataset_of(chained_plan(sources), [LoadedSource(source, None) for source in sources], chosen)
 
 
 def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from energon_dali.assembly.builder import SourceFactory
 from energon_dali.assembly.opened_source import open_source
 from energon_dali.assembly.options import DatasetOptions
-from energon_dali.assembly.sample_recipe import check_fields
+from energon_dali.assembly.sample_loaders import check_fields
 from energon_dali.cache import FileStore, WebdatasetFileStore
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.preparation import WebdatasetPreparator
@@ -26,7 +26,7 @@ from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import decode_parts
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.samples import Sample
+from energon_dali.samples.base import Sample
 from energon_dali.shards import PartList
 from energon_dali.shards.meta.sample_loader import load_function
 from energon_dali.worker_config import WorkerConfig

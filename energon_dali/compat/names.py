@@ -47,7 +47,7 @@ energon_dali.errors: FatalSampleError SampleException
 energon_dali.loader.watchdog: Watchdog
 energon_dali.metadataset.loader: LoadedDataset LoadedDatasetList
 energon_dali.metadataset.reference: DatasetBlendMode TraversedDatasetReference
-energon_dali.metadataset.subset: Subset
+energon_dali.metadataset.reference: Subset
 energon_dali.samples.media_metadata: AVMetadata ImageMetadata MediaMetadataBase=MediaMetadata
     serialize_media_metadata=write_media_metadata
 energon_dali.shards.prepare.duplicate_keys: DuplicateSampleKeyError=DuplicateKeysError

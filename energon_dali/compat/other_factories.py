@@ -15,7 +15,7 @@ from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseWebdatasetFactory, DefaultDecoderWebdatasetFactory, OwnDatasetFactory
 from energon_dali.compat.preparation import JsonlPreparator
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.samples import CrudeSample, Sample
+from energon_dali.samples.base import CrudeSample, Sample
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.shards.jsonl import JsonlFile
 from energon_dali.shards.meta.dataset_config import TYPED_FACTORIES

@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 
 from energon_dali.compat.epath import EPath
 from energon_dali.errors import ConfigError, DatasetFormatError, EmptyDatasetError
-from energon_dali.metadataset.subset import Subset
-from energon_dali.samples import SourceInfo, edataclass
+from energon_dali.metadataset.reference import Subset
+from energon_dali.samples.base import SourceInfo, edataclass
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.shards.index.extent_index import SQLITE_NAME
 from energon_dali.shards.meta.document import META, read_first_document

@@ -11,11 +11,13 @@ from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
 from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
-from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding, refuse_trainer
 from energon_dali.datasets.restore_key import try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import (
     is_sent_to_torch_workers,
+    refuse_caller,
+    refuse_indexing,
+    refuse_resharding,
     refuse_restarts,
     state_for_worker,
     torch_worker,
@@ -219,12 +221,12 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
     # --- iteration in this process ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
-        refuse_trainer(self)
+        refuse_caller("refuse_trainer", self)
         refuse_resharding(self.worker_config)
         return iter(self._live())
 
     def __getitem__(self, index: object) -> NoReturn:
-        raise refuse_indexing(self)
+        refuse_indexing(self)
 
     def state_dict(self) -> State:
         """Returns the state of the live iteration in this process."""

@@ -76,8 +76,8 @@ class Fetch:
         is_remote = any(getattr(source.reader, "is_remote", False) for source in sources)
         self._first_rows = MIXTURE_READ_AHEAD if several and is_remote else read_size
         """Rows that are planned where none is: the indices of remote sources are fetched together."""
-        self._known: set[int] = set()
-        """Sources that have received the order in which they are read."""
+        self._known: dict[int, tuple[int, int]] = {}
+        """By source that has received the order in which it is read, the window and the lanes of that."""
         self._reads: dict[int, Reads] = {}
         """By source, what reads it ahead."""
         self._shards: dict[int, set[int]] = {}
@@ -230,13 +230,14 @@ class Fetch:
 
     def _ask_for_reads(self, source: int) -> None:
         """Finds out whether a source is to be read ahead."""
-        plan, reader = self._sources[source].plan, self._sources[source].reader
+        reader = self._sources[source].reader
         if source not in self._known:
-            self._known.add(source)
+            plan = self._sources[source].plan
+            # Streams that share one order of the whole job see a part of its window, and of its lanes.
+            sharing = self._plan.num_streams // plan.num_streams
+            self._known[source] = -(-plan.window // sharing), -(-plan.lanes // sharing)
             reader.expect_order(plan.window, plan.num_samples / max(1, len(plan.slices)))
-        # Streams that share one order of the whole job see a part of its window, and of its lanes.
-        sharing = self._plan.num_streams // plan.num_streams
-        reads = reader.planned_reads(-(-plan.window // sharing), -(-plan.lanes // sharing))
+        reads = reader.planned_reads(*self._known[source])
         if reads is not None:
             self._reads[source] = reads
 

@@ -23,8 +23,8 @@ from energon_dali.decode.media_decoder import part_context
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import DatasetFormatError, DecodeError
 from energon_dali.plan.rng import Int64Array, sample_seeds, source_seed
-from energon_dali.samples import Clips, CrudeSample, SourceInfo
-from energon_dali.samples.base import BASE_FIELDS, Key, set_restore_key
+from energon_dali.samples.base import BASE_FIELDS, CrudeSample, Key, SourceInfo, set_restore_key
+from energon_dali.samples.kinds import Clips
 from energon_dali.shards import PartList, RawSample
 
 _NAME_NUMBERS: dict[str, int] = {}

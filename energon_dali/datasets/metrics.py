@@ -81,7 +81,8 @@ class Metrics:
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
-        self._kinds: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        """How many samples failed, by kind. `failure_kinds` returns a copy, for other threads than those that count."""
         self._examples: dict[str, FailureRecord] = {}
         self._dropped: Counter[str] = Counter()
         self._kinds_here: Counter[str] = Counter()
@@ -129,7 +130,7 @@ class Metrics:
             self._dropped[f"failed.{failure.stage}"] += 1
             self._failures.append(failure)
             self._keep_example(failure)
-            self._kinds[failure.kind] += 1
+            self.kinds[failure.kind] += 1
             self._kinds_here[failure.kind] += 1
             return self._kinds_here[failure.kind]
 
@@ -169,7 +170,7 @@ class Metrics:
     def failure_kinds(self) -> dict[str, int]:
         """Returns how many samples failed for each kind of failure (see `FailureRecord.kind`), since the last drain."""
         with self._lock:
-            return dict(self._kinds)
+            return dict(self.kinds)
 
     def last_failure(self) -> FailureRecord | None:
         """Returns the last failure since the last drain; None if there is none."""
@@ -185,12 +186,12 @@ class Metrics:
                 "counts": dict(self._counts),
                 "seconds": dict(self._seconds),
                 "failures": [asdict(failure) for failure in self._failures],
-                "kinds": dict(self._kinds),
+                "kinds": dict(self.kinds),
             }
             self._counts.clear()
             self._seconds.clear()
             self._failures.clear()
-            self._kinds.clear()
+            self.kinds.clear()
             return record
 
     def merge(self, record: dict[str, Any] | None, *, again: bool = False) -> None:
@@ -209,7 +210,7 @@ class Metrics:
             for failure in (FailureRecord(**values) for values in record["failures"]):
                 self._failures.append(failure)
                 self._keep_example(failure)
-            self._kinds.update(record["kinds"])
+            self.kinds.update(record["kinds"])
             if not again:
                 dropped = ("skipped.", "failed.")
                 self._dropped.update({name: n for name, n in record["counts"].items() if name.startswith(dropped)})
@@ -221,7 +222,7 @@ class Metrics:
             What `drain` returns, and "examples": the first failure of each kind.
         """
         with self._lock:
-            counts, seconds, kinds = dict(self._counts), dict(self._seconds), dict(self._kinds)
+            counts, seconds, kinds = dict(self._counts), dict(self._seconds), dict(self.kinds)
             failures, examples = list(self._failures), dict(self._examples)
         # Outside the lock, and without asdict's copies: a panel asks for this twice per second.
         return {

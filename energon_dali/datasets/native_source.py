@@ -14,9 +14,8 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
-from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Planned, State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import count_routes, decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
-from energon_dali.datasets.planned import in_turn
 from energon_dali.datasets.step_entries import (
     DEVIATIONS,
     LEFT_OUT,
@@ -26,7 +25,7 @@ from energon_dali.datasets.step_entries import (
     find_deviations,
     skipped_by_state,
 )
-from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, in_turn
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
 from energon_dali.plan.global_batches import GlobalBatchPlan

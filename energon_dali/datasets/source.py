@@ -13,10 +13,16 @@ from energon_dali.datasets.fetch import Fetch
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS, ShareFeedback
-from energon_dali.datasets.planned import MOST_PLANNED_SAMPLES, Planned, too_many_samples
 from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
 from energon_dali.datasets.row_sources import RawReader, Source, short_names
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import (
+    MOST_PLANNED_SAMPLES,
+    Planned,
+    State,
+    StreamContext,
+    StreamIterator,
+    too_many_samples,
+)
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import Cursor, spare_number, spare_pass, spare_unit
@@ -412,7 +418,7 @@ class ReadFailure:
     """
 
     def __init__(self, reader: RawReader, shard: int, inside: int, dataset_path: str) -> None:
-        from energon_dali.samples import SourceInfo
+        from energon_dali.samples.base import SourceInfo
 
         shard_name, self.__key__ = reader.name(shard, inside)
         index = reader.index_of(shard, inside)
@@ -427,7 +433,7 @@ class RawFailure:
     """A raw sample that could not be loaded, in the form that error handlers expect."""
 
     def __init__(self, raw: RawSample, dataset_path: str) -> None:
-        from energon_dali.samples import SourceInfo
+        from energon_dali.samples.base import SourceInfo
 
         self.__key__ = raw.key
         self.__sources__ = (

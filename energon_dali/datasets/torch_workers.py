@@ -1,15 +1,19 @@
-"""Datasets in the worker processes of a torch `DataLoader`: each worker iterates its own streams of the rank."""
+"""Who uses a dataset or a loader: worker processes of a torch `DataLoader`, and libraries that would lose samples.
+
+Each worker process of a torch `DataLoader` iterates its own streams of the rank. What else is refused is in
+`integrations/callers.py`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch.utils.data import get_worker_info
 
-from energon_dali.datasets.resharding import within
+from energon_dali.calls import callers
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 _PARENTS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 """Modules that start the worker processes."""
+_LIBRARIES = ("accelerate", "lightning", "lightning_fabric", "torch.distributed.checkpoint", "transformers")
+"""Libraries of which `integrations/callers.py` refuses some callers."""
 
 
 def torch_worker(config: WorkerConfig) -> int | None:
@@ -66,20 +72,18 @@ def refuse_restarts(owner: object) -> None:
     Raises:
         ConfigError: They are started again for each epoch, at the beginning of the data.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         if frame.f_code.co_name == "_worker_loop" and frame.f_locals.get("persistent_workers") is False:
             raise ConfigError(
                 f"{type(owner).__name__} with virtual epochs is iterated by a torch DataLoader that starts new "
                 "workers for each epoch: each epoch would have the samples of the first one. Use DataLoader(..., "
                 "persistent_workers=True), or leave virtual_epoch_length out."
             )
-        frame = frame.f_back
 
 
 def is_sent_to_torch_workers() -> bool:
     """Returns whether a torch `DataLoader` is starting worker processes, among the callers."""
-    return within(*_PARENTS)
+    return any(frame.f_globals.get("__name__") in _PARENTS for frame in callers())
 
 
 def share_of(count: int, worker: int, config: WorkerConfig) -> int:
@@ -103,3 +107,55 @@ def state_for_worker(state: Mapping[str, Any], worker: int, config: WorkerConfig
         config: Of the dataset.
     """
     return {**state, "given": share_of(state["given"], worker, config)}
+
+
+def refuse_caller(
+    check: Literal["refuse_resharding", "refuse_single_writer", "refuse_trainer"], subject: object
+) -> None:
+    """Lets `integrations/callers.py` refuse the caller, if a library is loaded of which it refuses some.
+
+    Args:
+        check: Name of a function there.
+        subject: What that takes.
+
+    Raises:
+        ConfigError: The caller would lose samples, or a position.
+    """
+    if not sys.modules.keys().isdisjoint(_LIBRARIES):
+        getattr(import_module("energon_dali.integrations.callers"), check)(subject)
+
+
+def refuse_resharding(config: WorkerConfig) -> None:
+    """Checks that the caller neither divides the samples of a rank again nor repeats them.
+
+    Args:
+        config: Of the dataset that is iterated.
+
+    Raises:
+        ConfigError: A wrapper around the dataset would divide the samples of a rank among all ranks. Or its rank was
+            taken from the environment before the processes of the job were started.
+    """
+    config.check_derived_rank()
+    if config.world_size > 1:
+        refuse_caller("refuse_resharding", config)
+
+
+def refuse_indexing(owner: object) -> NoReturn:
+    """Refuses access to an element by its index, as a torch DataLoader does it.
+
+    Args:
+        owner: The dataset or loader.
+
+    Raises:
+        ConfigError: Always.
+    """
+    refuse_caller("refuse_trainer", owner)
+    is_dataset = hasattr(owner, "len_stream")
+    # A dataset is named by what its user built: the outermost class is often one that nobody has seen.
+    what = "A dataset" if is_dataset else f"A {type(owner).__name__}"
+    instead = ", or a torch DataLoader(dataset, batch_size=None) with as many workers as its WorkerConfig"
+    raise ConfigError(
+        f"{what} yields its elements in the order of its plan; they have no index. Iterate get_loader(dataset) or "
+        "get_savable_loader(dataset), which has its own worker processes (WorkerConfig(num_workers=...)), batches "
+        f"(get_train_dataset(batch_size=...)) and prefetching{instead if is_dataset else ''}."
+    )

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.stream import Block, BlockSource, State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Block, BlockSource, Planned, State, StreamContext, StreamIterator
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
 from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError

@@ -20,7 +20,7 @@ from energon_dali.errors import ConfigError
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends import FrontEnd, ImageLayout
     from energon_dali.decode.spec import ImageSpec
-    from energon_dali.samples import SourceInfo
+    from energon_dali.samples.base import SourceInfo
 
 Placement = Literal["worker", "rank"]
 Route = Literal["dali-gpu", "dali-host", "dali-cpu", "pil", "pyav", "fallback", "failed"]

@@ -32,7 +32,7 @@ from energon_dali.errors import ConfigError, DecodeError
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
     from energon_dali.decode.front_ends import FrontEnd
-    from energon_dali.samples import SourceInfo
+    from energon_dali.samples.base import SourceInfo
 
 
 class _Call(threading.local):

@@ -13,7 +13,7 @@ from energon_dali.decode.front_ends import VideoInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import Int64Array
-from energon_dali.samples import Clips
+from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.clips import ClipAudio
     from energon_dali.decode.front_ends import VideoFrontEnd
     from energon_dali.decode.spec import AVDecode, DecodeScale
-    from energon_dali.samples import SourceInfo
+    from energon_dali.samples.base import SourceInfo
 
 ROUTE: Route = "pyav"
 _BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}

@@ -14,10 +14,9 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.debug_log import keys_of
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.stream import StreamContext
+from energon_dali.datasets.stream import Planned, StreamContext
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.diagnosis.rates import CpuMeter, LoaderRate, Setting, StageRate, advise

@@ -11,18 +11,20 @@ from typing import Any, Literal
 from energon_dali.cache.store_index import StoreIndex
 from energon_dali.datasets.base import SavableDataset, plan_obstacles, walk
 from energon_dali.datasets.grouping.batch import GroupingDataset
-from energon_dali.datasets.planned import (
+from energon_dali.datasets.row_sources import Source
+from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import cursor_of
+from energon_dali.datasets.stream import (
     MOST_PLANNED_SAMPLES,
     Planned,
+    State,
+    StreamContext,
+    StreamIterator,
     in_turn,
     joined,
     planned_steps,
     too_many_samples,
 )
-from energon_dali.datasets.row_sources import Source
-from energon_dali.datasets.source import source_of
-from energon_dali.datasets.step_entries import cursor_of
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError

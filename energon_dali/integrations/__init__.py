@@ -1,6 +1,7 @@
 """Integrations with other trainers and data tools, which iterate a loader of this package and save its position.
 
-Each module imports its library when it is imported, and nothing else of this package imports these modules.
+Each module imports its library when it is imported. Nothing else of this package imports these modules but `callers`,
+which imports no library, and which datasets use where one is loaded.
 What several of them share is here: the loaders that they observe, by name, and their statistics as numbers.
 """
 

@@ -20,23 +20,21 @@ from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import refuse_stages
-from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.source import source_of
 from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State
-from energon_dali.datasets.torch_workers import refuse_worker_process
+from energon_dali.datasets.torch_workers import refuse_indexing, refuse_resharding, refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
 from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
 from energon_dali.loader.global_job import GlobalJob
-from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
+from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, TorchAttributes, show_loader_options
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics, planned_shares
-from energon_dali.loader.torch_attributes import TorchAttributes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain
@@ -141,6 +139,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._prefetcher: Prefetcher | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._snapshot: State | None = None
+        """The state after the last delivered batch, of which `plain` makes plain values; None before the first."""
         self._begun = False
         self._job = None if self._tree.global_batches is None else GlobalJob(self._tree)
         self._epoch = self._given = 0
@@ -160,7 +159,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         return self._next(self._epoch)
 
     def __getitem__(self, index: object) -> NoReturn:
-        raise refuse_indexing(self)
+        refuse_indexing(self)
 
     def __len__(self) -> int:
         return self.dataset.len_rank()
@@ -189,7 +188,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     element = prefetcher.next()
                 except StopIteration:
                     self._epoch, self._given = self._epoch + 1, 0
-                    self._note_closed(prefetcher)
+                    self._snapshot = prefetcher.snapshot
                     if self._job is not None:
                         self._job.note_end(prefetcher.snapshot)
                     self._reporter.report(is_end=False)
@@ -197,7 +196,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     raise
                 if self.worker_config.delivery is not None:
                     element = self.worker_config.delivery.of(element)
-                self._note_closed(prefetcher)
+                self._snapshot = prefetcher.snapshot
                 self._given += 1
                 self._clock.stop(started, occupancy)
                 if self._auto is not None:
@@ -212,11 +211,6 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             if taken:
                 self._snapshot = before
             raise
-
-    def _note_closed(self, prefetcher: Prefetcher) -> None:
-        """Notes the position if a signal handler or another thread closed during the wait: what arrived counts."""
-        if self._prefetcher is not prefetcher:
-            self._snapshot = prefetcher.snapshot
 
     def _check_process(self) -> None:
         """Refuses to take batches in a forked copy: it would take those of the original."""
@@ -234,7 +228,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         if self._snapshot is not None and self._job is not None:
             self._job.note(self._snapshot)
         if self._must_compare and self._tree.global_batches is not None:
-            state = self._state
+            state = plain(self._snapshot)
             compare_ranks(self._tree, self._tree.global_batches.start if state is None else cursor_of(state))
         self._must_compare = False
         self._pid = os.getpid()
@@ -251,13 +245,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         """Returns what brings the batches after the last delivered one; its workers, processes and threads run."""
-        return open_prefetcher(self._tree, options, self._state, self._metrics, self._watchdog)
-
-    @property
-    def _state(self) -> State | None:
-        """The state after the last delivered batch, in plain values; None before the first."""
-        snapshot = self._snapshot if self._prefetcher is None else self._prefetcher.snapshot
-        return None if snapshot is None else plain(snapshot)
+        return open_prefetcher(self._tree, options, plain(self._snapshot), self._metrics, self._watchdog)
 
     def change_workers(self, num_workers: int) -> None:
         """Goes on with another number of worker processes. No batch changes, and no state.
@@ -292,7 +280,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         """Lets global batches continue with other ranks or workers; nothing may run meanwhile."""
         batches = self._tree.global_batches
         assert batches is not None
-        state = self._state
+        state = plain(self._snapshot)
         start = batches.start if state is None else cursor_of(state)
         self._tree = self._tree.continued(start, config)
         if self._job is not None:
@@ -313,7 +301,6 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         # Another thread may open the next one meanwhile.
         finalizer, closing = self._finalizer, self._closing
         self._finalizer = self._closing = None
-        self._snapshot = prefetcher.snapshot
         self._watchdog.show_workers = None
         if finalizer is not None and finalizer.detach() is not None:
             if closing is not None:
@@ -364,7 +351,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def _planned_blend(self) -> dict[str, dict[str, float]]:
         """Returns the shares of a blend with global batches in the steps that were delivered."""
-        found = None if self._job is None else self._job.blended(self._state)
+        found = None if self._job is None else self._job.blended(plain(self._snapshot))
         return {} if found is None else planned_shares(source_of(self._tree).names, *found)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

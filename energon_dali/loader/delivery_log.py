@@ -458,17 +458,39 @@ def _decode(data: bytes) -> list[Deviation]:
 
 
 def _packed(data: bytes | bytearray) -> str:
-    return base64.b85encode(zlib.compress(bytes(data), 6)).decode() if data else ""
+    return packed(bytes(data), 6) if data else ""
 
 
 def _inflated(text: str) -> bytes:
-    if not text:
-        return b""
     try:
-        unpacking = zlib.decompressobj()
-        data = unpacking.decompress(base64.b85decode(text), MAX_LOG_BYTES)
-        if not unpacking.eof:
-            raise ValueError("it is cut off, or unpacks to too many bytes")
+        return unpacked(text, MAX_LOG_BYTES) if text else b""
     except (ValueError, zlib.error) as error:
         raise damaged("deviations", text, f"packed deviations ({str(error)[:200]})") from error
+
+
+def packed(data: bytes, level: int) -> str:
+    """Returns bytes as compressed text.
+
+    Args:
+        data: The bytes.
+        level: Of zlib.
+    """
+    return base64.b85encode(zlib.compress(data, level)).decode()
+
+
+def unpacked(text: str, most: int) -> bytes:
+    """Returns the bytes of a compressed text.
+
+    Args:
+        text: What `packed` returned.
+        most: Most bytes.
+
+    Raises:
+        ValueError: It is no such text, is cut off, or unpacks to more bytes.
+        zlib.error: It is damaged.
+    """
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(base64.b85decode(text), most)
+    if not unpacking.eof:
+        raise ValueError(f"it is cut off, or unpacks to more than {most:,} bytes")
     return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import zlib
@@ -15,7 +14,7 @@ from energon_dali.datasets.step_entries import SKIPPED, as_entry, cursor_entry, 
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
-from energon_dali.loader.delivery_log import history_of, merge_logs, parts_of, split_log
+from energon_dali.loader.delivery_log import history_of, merge_logs, packed, parts_of, split_log, unpacked
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain
 from energon_dali.plan.global_batches import GlobalBatchPlan
@@ -238,10 +237,7 @@ def unpack_config(state: State) -> dict[str, Any]:
         StateError: It cannot be read.
     """
     try:
-        unpacking = zlib.decompressobj()
-        text = unpacking.decompress(base64.b85decode(state["config"]), MAX_CONFIG_BYTES)
-        if not unpacking.eof:
-            raise ValueError(f"it is cut off, or unpacks to more than {MAX_CONFIG_BYTES:,} bytes")
+        text = unpacked(state["config"], MAX_CONFIG_BYTES)
         config = parse_json(text, max_depth=MAX_STATE_DEPTH, any_number=True)
         if not isinstance(config, dict):
             raise ValueError(f"it holds {excerpt(config)}")
@@ -323,4 +319,4 @@ def _is_stream(value: Any) -> bool:
 
 def pack_config(config: dict[str, Any]) -> str:
     """Returns a config as compressed text: a hundred similar datasets take a few kilobytes."""
-    return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=as_plain).encode(), 9)).decode()
+    return packed(json.dumps(config, sort_keys=True, default=as_plain).encode(), 9)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import WorkerError
 from energon_dali.loader.cuda_handoff import CudaHandoff, ReadyEvents
-from energon_dali.loader.decode_process.process import DecodeProcess
-from energon_dali.loader.decode_process.server import DecodeTask
+from energon_dali.loader.decode_process.process import DecodeProcess, DecodeTask
 from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 from energon_dali.samples.transfer import pin_batch
@@ -29,28 +28,6 @@ logger = logging.getLogger("energon_dali.loader")
 
 _JOIN_SECONDS = 10.0
 _CLOSED = "The loader was closed; make a new iterator to go on."
-
-
-class Prefetcher(Protocol):
-    """Gives the elements of a rank, one by one."""
-
-    snapshot: State
-    """The state of the rank after the last element that `next` returned; `stream.plain` makes JSON of it."""
-
-    def next(self) -> Any:
-        """Returns the next element.
-
-        Raises:
-            StopIteration: The epoch is over; the next call begins the next epoch.
-            Exception: Whatever a stage or a worker raised.
-        """
-
-    @property
-    def occupancy(self) -> float | None:
-        """How full the queue is, 0 to 1; None if there is no queue."""
-
-    def close(self) -> None:
-        """Ends threads and processes; may be called again."""
 
 
 def open_prefetcher(
@@ -94,6 +71,28 @@ def open_prefetcher(
         raise
 
 
+class Prefetcher(Protocol):
+    """Gives the elements of a rank, one by one."""
+
+    snapshot: State
+    """The state of the rank after the last element that `next` returned; `plain` makes JSON of it."""
+
+    @property
+    def occupancy(self) -> float | None:
+        """How full the queue is, 0 to 1; None if there is no queue."""
+
+    def next(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: The epoch is over; the next call begins the next epoch.
+            Exception: Whatever a stage or a worker raised.
+        """
+
+    def close(self) -> None:
+        """Ends threads and processes; may be called again."""
+
+
 class DirectPrefetcher:
     """Runs the rank's pipeline in the trainer's thread; only its workers, if any, run ahead.
 
@@ -105,6 +104,7 @@ class DirectPrefetcher:
     """
 
     occupancy: float | None = None
+    """How full the queue is, 0 to 1; None as there is no queue."""
 
     def __init__(
         self, rank: RankIterator[Any], pool: WorkerPool | None, watchdog: Watchdog, change: Callable[[Any], Any] | None
@@ -116,10 +116,17 @@ class DirectPrefetcher:
         # With workers, the pool asks the watchdog while it waits.
         self._monitor = WaitMonitor(watchdog) if pool is None else None
         self.snapshot = rank.snapshot()
+        """The state of the rank after the last element that `next` returned; `stream.plain` makes JSON of it."""
         self._busy = self._closed = False
         rank.metrics.on_dropped = self._check_open
 
     def next(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: The epoch is over; the next call begins the next epoch.
+            Exception: Whatever a stage or a worker raised.
+        """
         self._busy = True
         try:
             if self._closed:
@@ -160,6 +167,7 @@ class DirectPrefetcher:
             raise WorkerError(_CLOSED)
 
     def close(self) -> None:
+        """Ends threads and processes; may be called again."""
         if self._monitor is not None:
             self._monitor.close()
         if self._processes is not None:
@@ -240,6 +248,7 @@ class ThreadPrefetcher:
 
     @property
     def occupancy(self) -> float | None:
+        """How full the queue is, 0 to 1."""
         return min(1.0, self._queue.items.qsize() / self._depth)
 
     def close(self) -> None:

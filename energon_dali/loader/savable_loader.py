@@ -13,7 +13,6 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, plan_obstacles
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.step_entries import (
     SkipBy,
     SkippedSteps,
@@ -23,7 +22,7 @@ from energon_dali.datasets.step_entries import (
     steps_to_skip,
 )
 from energon_dali.datasets.stream import State
-from energon_dali.datasets.torch_workers import refuse_worker_process
+from energon_dali.datasets.torch_workers import refuse_caller, refuse_resharding, refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.failure_report import FailureReporter
@@ -31,6 +30,7 @@ from energon_dali.loader.global_job import GlobalJob, no_weights
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
 from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.shards.documents.state_entries import plain
 from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -87,9 +87,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Returns the state of this rank after the last delivered batch: plain values that survive JSON."""
         return self._make_state(self._delivered())
 
+    def _plain_position(self) -> State:
+        """Returns the position after the last delivered batch, in plain values."""
+        return plain(self._snapshot) or RankIterator(self._tree).state_dict()
+
     def _delivered(self) -> State:
-        """Returns the position after the last delivered batch."""
-        position = self._state or RankIterator(self._tree).state_dict()
+        """Returns the same without its deviations, which are in the log of the job then."""
+        position = self._plain_position()
         return position if self._job is None else self._job.noted(position)
 
     def _make_state(self, position: State) -> State:
@@ -138,7 +142,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         Raises:
             ConfigError: A tool asks that writes the state of one rank for all; give it GlobalLoaderState(loader).
         """
-        refuse_single_writer(self.worker_config)
+        if self.worker_config.world_size > 1:
+            refuse_caller("refuse_single_writer", self.worker_config)
         return self.save_state_rank()
 
     def load_state_dict(self, state: State) -> None:
@@ -189,7 +194,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         why = f", because {unknown[0]}" if unknown else ""
         logger.info("Steps %d to %d will be left out, by %s%s", first, stop - 1, chosen, why or ".")
         with self._turn:
-            position = self._state or RankIterator(self._tree).state_dict()
+            position = self._plain_position()
             passed = sum(entry["count"] for entry in position["streams"].values())
             if passed >= stop:
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
@@ -220,7 +225,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             ConfigError: There are no global batches.
         """
         self._global_batches("consumed_samples counts the samples")
-        return cursor_of(self._state or RankIterator(self._tree).state_dict()).unit
+        return cursor_of(self._plain_position()).unit
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -492,6 +497,6 @@ def make_state(
     if job is not None:
         position, log = job.state_at(position)
     state = identity.make_state(position, log)
-    if reporter.earlier or metrics.failure_kinds():
+    if reporter.earlier or metrics.kinds:
         state.update(reporter.state_entry())
     return state

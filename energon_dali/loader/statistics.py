@@ -204,8 +204,7 @@ def take_shares(counts: dict[str, int]) -> dict[str, dict[str, float]]:
     """
     table: dict[str, dict[str, float]] = {}
     for kind, share in (("samples", "share"), ("units", "unit_share")):
-        prefix = f"blend.{kind}."
-        found = {name[len(prefix) :]: counts.pop(name) for name in sorted(counts) if name.startswith(prefix)}
+        found = dict(sorted(_take_by_prefix(counts, f"blend.{kind}.").items()))
         total = sum(found.values())
         for name, amount in found.items():
             table.setdefault(name, {}).update({kind: amount, share: amount / total if total else 0.0})

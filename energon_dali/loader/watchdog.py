@@ -108,15 +108,9 @@ class Watchdog:
         Raises:
             WatchdogTimeoutError: It is too long, and `fail_on_timeout` is set.
         """
-        error = self.judge(waited_seconds)
-        if error is not None:
-            raise error
-
-    def judge(self, waited_seconds: float) -> WatchdogTimeoutError | None:
-        """Does the same as `check`, but returns the error."""
         limit = self.limit_seconds
         if limit is None or waited_seconds < limit or self._complained:
-            return None
+            return
         self._complained = True
         dropped = describe_dropped(self._metrics.dropped() - self._dropped)
         text = f"No batch arrived for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
@@ -136,7 +130,8 @@ class Watchdog:
         with contextlib.suppress(Exception):
             if self.show_workers is not None:
                 self.show_workers()
-        return WatchdogTimeoutError(f"{text} The log shows the stacks of all threads.") if self._fail else None
+        if self._fail:
+            raise WatchdogTimeoutError(f"{text} The log shows the stacks of all threads.")
 
 
 class WaitExpired(BaseException):
@@ -204,8 +199,12 @@ class WaitMonitor:
             if waited < limit or self._since is not since:
                 continue
             judged = since
-            with without_forks():
-                error = self._watchdog.judge(waited)
+            error: WatchdogTimeoutError | None = None
+            try:
+                with without_forks():
+                    self._watchdog.check(waited)
+            except WatchdogTimeoutError as raised:
+                error = raised
             while error is not None:
                 with self._lock:
                     if self._since is not since:

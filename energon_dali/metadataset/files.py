@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from energon_dali.errors import DatasetError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.metadataset.document import YAML_SUFFIXES, Document, read_document
-from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
-from energon_dali.metadataset.join.index_file import JoinIndexFile
+from energon_dali.metadataset.join.columns import ColumnFolder, JoinIndexFile, find_join_index, open_columns
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.slices import Slices
 from energon_dali.shards import StoragePath, WebdatasetFolder

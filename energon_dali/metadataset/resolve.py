@@ -12,7 +12,7 @@ from typing import Any, Literal
 from typing_extensions import Unpack
 
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
-from energon_dali.metadataset.context import CallOptions, Context
+from energon_dali.metadataset.context import CallOptions, Context, Moment
 from energon_dali.metadataset.document import (
     YAML_SUFFIXES,
     Document,
@@ -25,7 +25,7 @@ from energon_dali.metadataset.document import (
 from energon_dali.metadataset.files import files_of_source, is_local, read_folder_files, read_nested
 from energon_dali.metadataset.join.columns import find_join_index, open_columns
 from energon_dali.metadataset.join.declaration import read_join
-from energon_dali.metadataset.reference import AuxReference, ResolvedBlend, SourceReference
+from energon_dali.metadataset.reference import AuxReference, ResolvedBlend, SourceReference, take_subset
 from energon_dali.metadataset.schema import (
     BlendRecord,
     ConcatRecord,
@@ -45,8 +45,6 @@ from energon_dali.metadataset.schema import (
     read_splits,
     unknown_name,
 )
-from energon_dali.metadataset.subset import take_subset
-from energon_dali.metadataset.weights import Moment
 from energon_dali.plan.scheduled import Over, Schedule, WeightPoint
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.opening import opening_files

@@ -1,14 +1,17 @@
 """What hooks read of their work: the stream that runs, and the sample and batch that are being made, in this thread.
 
-Samples and batches are stacks, because each stage pulls from the one before.
+Samples and batches are stacks, because each stage pulls from the one before. While a dataset is opened, what puts
+datasets together for the build hooks of Energon is known here as well.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from energon_dali.errors import ConfigError
 from energon_dali.worker_config import RUNNING, WorkerConfig
@@ -199,3 +202,71 @@ _OUTSIDE = (
     "{} was called outside of a hook. It is known only while a dataset runs the hook, in the thread that runs it: "
     "read it inside the hook, and pass it on from there."
 )
+
+
+BUILD_HOOKS = (
+    "build_train_datasets",
+    "build_val_datasets",
+    "build_cook_crude_sample",
+    "build_encode_sample",
+    "build_batch",
+)
+"""Methods of a task encoder that put datasets together."""
+
+
+class DatasetBuilder(Protocol):
+    """Puts the datasets of one call of `get_train_dataset` or its counterparts together."""
+
+    def load(self, dataset: Any) -> Any:
+        """Returns the loaded samples of one dataset, cooked if they are crude."""
+
+    def cook(self, dataset: Any) -> Any:
+        """Returns a dataset whose crude samples are cooked; others pass."""
+
+    def encode(self, dataset: Any) -> Any:
+        """Returns a dataset of encoded samples."""
+
+    @property
+    def batch(self) -> Callable[..., Any]:
+        """Takes a dataset of encoded samples and the options of `build_batch`; returns a dataset of batches."""
+
+    @property
+    def train(self) -> Callable[..., Any]:
+        """Takes the arguments of `build_train_datasets`; returns the mixture, through all stages."""
+
+    @property
+    def validate(self) -> Callable[..., Any]:
+        """Takes the arguments of `build_val_datasets`; returns the datasets in turn, through all stages."""
+
+
+_BUILDER: ContextVar[DatasetBuilder | None] = ContextVar("builder", default=None)
+
+
+@contextmanager
+def builds_with(builder: DatasetBuilder) -> Iterator[None]:
+    """Makes the build hooks of task encoders use a builder.
+
+    Args:
+        builder: Of the dataset that is being opened.
+    """
+    token = _BUILDER.set(builder)
+    try:
+        yield
+    finally:
+        _BUILDER.reset(token)
+
+
+def current_builder() -> DatasetBuilder:
+    """Returns the builder of the dataset that is being opened.
+
+    Raises:
+        ConfigError: None is.
+    """
+    builder = _BUILDER.get()
+    if builder is None:
+        raise ConfigError(
+            "A build hook of a task encoder (build_batch and so on) was called outside of get_train_dataset, "
+            "get_val_dataset and get_val_datasets, which call build_train_datasets or build_val_datasets. Combine "
+            "opened datasets with BlendDataset, MapDataset and the other wrappers."
+        )
+    return builder

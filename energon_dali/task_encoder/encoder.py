@@ -12,8 +12,7 @@ from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample
 from energon_dali.samples.batching import batch_alike, generic_batch, make_batch
-from energon_dali.task_encoder.building import current_builder
-from energon_dali.task_encoder.context import current_batch_index, current_sample_index
+from energon_dali.task_encoder.context import current_batch_index, current_builder, current_sample_index
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.packing import PackSelection
 from energon_dali.task_encoder.stateless import stateless

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -44,6 +44,8 @@ class PackingBuffer(list[T]):
         self.rounds = rounds
 
 
+@explain_call
+@dataclass(eq=False)
 class SequencePacker:
     """Packs samples by their lengths into rows of a fixed length, with little padding.
 
@@ -76,36 +78,27 @@ class SequencePacker:
         ConfigError: An argument is invalid.
     """
 
-    @explain_call
-    def __init__(
-        self,
-        max_length: int,
-        *,
-        length: Callable[[Any], int] = count_tokens,
-        strategy: Literal["best_fit", "first_fit_decreasing"] = "best_fit",
-        max_padding: float = 0.05,
-        max_samples: int | None = None,
-        max_rounds: int = 4,
-        too_long: Literal["refuse", "alone"] = "refuse",
-    ) -> None:
-        for name, value, good, allowed in (
-            ("max_length", max_length, max_length > 0, "give a length above 0"),
-            ("length", length, callable(length), "give a function of a sample, such as lambda s: len(s.tokens)"),
-            ("strategy", strategy, strategy in _STRATEGIES, f"choose one of {', '.join(_STRATEGIES)}"),
-            ("max_padding", max_padding, 0 <= max_padding <= 1, "give a share from 0 to 1, such as 0.05"),
-            ("max_samples", max_samples, max_samples is None or max_samples >= 1, "give at least 1, or None"),
-            ("max_rounds", max_rounds, max_rounds >= 0, "give at least 0"),
-            ("too_long", too_long, too_long in ("refuse", "alone"), 'choose "refuse" or "alone"'),
+    max_length: int
+    _: KW_ONLY
+    length: Callable[[Any], int] = count_tokens
+    strategy: Literal["best_fit", "first_fit_decreasing"] = "best_fit"
+    max_padding: float = 0.05
+    max_samples: int | None = None
+    max_rounds: int = 4
+    too_long: Literal["refuse", "alone"] = "refuse"
+
+    def __post_init__(self) -> None:
+        for name, good, allowed in (
+            ("max_length", self.max_length > 0, "give a length above 0"),
+            ("length", callable(self.length), "give a function of a sample, such as lambda s: len(s.tokens)"),
+            ("strategy", self.strategy in _STRATEGIES, f"choose one of {', '.join(_STRATEGIES)}"),
+            ("max_padding", 0 <= self.max_padding <= 1, "give a share from 0 to 1, such as 0.05"),
+            ("max_samples", self.max_samples is None or self.max_samples >= 1, "give at least 1, or None"),
+            ("max_rounds", self.max_rounds >= 0, "give at least 0"),
+            ("too_long", self.too_long in ("refuse", "alone"), 'choose "refuse" or "alone"'),
         ):
             if not good:
-                raise ConfigError(f"{name}={value!r} is invalid: {allowed}.")
-        self.max_length = max_length
-        self.length = length
-        self.strategy = strategy
-        self.max_padding = max_padding
-        self.max_samples = max_samples
-        self.max_rounds = max_rounds
-        self.too_long = too_long
+                raise ConfigError(f"{name}={getattr(self, name)!r} is invalid: {allowed}.")
 
     def __call__(self, samples: Sequence[T]) -> PackSelection[T]:
         """Returns the samples of a buffer that are packed together, kept, and refused."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.loader.basic_loader import BasicDataLoader
 from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderIterator
 
@@ -164,7 +163,7 @@ class TrainLoader(FollowedSteps, SavableDataLoader[T]):
 
     def delivered_position(self) -> State:
         """Returns the position of this rank after the last batch that was handed out."""
-        return self._state or RankIterator(self._tree).state_dict()
+        return self._plain_position()
 
 
 class TrainLoaderIterator(SavableLoaderIterator[T]):

@@ -16,7 +16,7 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import CrudeSample
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader

@@ -20,7 +20,7 @@ from energon_dali import (
     get_val_dataset,
 )
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
-from energon_dali.samples import CaptioningSample
+from energon_dali.samples.kinds import CaptioningSample
 from energon_dali.shards import StoragePath, prepare_dataset
 from tests.loader.dataset_folder import prepare, write_shards
 

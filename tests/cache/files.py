@@ -7,7 +7,7 @@ from pathlib import Path
 
 from energon_dali.cache import FileStore
 from energon_dali.errors import FileMissingError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from tests.shards.tars import write_tar
 
 

@@ -33,7 +33,7 @@ from energon_dali.cache import (
 from energon_dali.datasets.worker_border import handles_of, put_outcomes
 from energon_dali.decode import Decoded
 from energon_dali.errors import ConfigError, DatasetError, FileMissingError
-from energon_dali.samples import ImageSample
+from energon_dali.samples.kinds import ImageSample
 from tests.cache.files import Numbers, source
 from tests.loader.dataset_folder import picture
 

@@ -26,7 +26,8 @@ from energon_dali.cache import (
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.media_filter import MediaFilter
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, FileMissingError, ShardError
-from energon_dali.samples import CrudeSample, SourceInfo, TextSample
+from energon_dali.samples.base import CrudeSample, SourceInfo
+from energon_dali.samples.kinds import TextSample
 from energon_dali.samples.media_metadata import AVMetadata, ImageMetadata, read_media_metadata, write_media_metadata
 from energon_dali.shards import StoragePath, prepare_dataset, prepare_jsonl
 from energon_dali.shards.prepare.media_tables import add_media_metadata

@@ -13,7 +13,7 @@ from energon_dali.compat.other_factories import JoinedWebdatasetFactory
 from energon_dali.compat.structs import DatasetSubset
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.loader import prepare_metadataset
-from energon_dali.samples import ImageSample, OCRSample
+from energon_dali.samples.kinds import ImageSample, OCRSample
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import prepare, write_shards
 

@@ -11,7 +11,8 @@ from energon_dali.datasets.load_sample import PartAccess, SampleLoader, parse_fi
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.decode import DaliDecoder, MediaHandle, SampleDecoder
 from energon_dali.errors import DatasetFormatError, DecodeError
-from energon_dali.samples import CaptioningSample, CrudeSample
+from energon_dali.samples.base import CrudeSample
+from energon_dali.samples.kinds import CaptioningSample
 from energon_dali.shards import RawSample
 
 

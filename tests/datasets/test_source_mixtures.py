@@ -30,7 +30,7 @@ from energon_dali.plan.plan import Plan
 from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.slices import Slices
 from energon_dali.plan.source import SourcePlan
-from energon_dali.samples import TextSample
+from energon_dali.samples.kinds import TextSample
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig
 from tests.datasets.oracle import check_resume, config, silent

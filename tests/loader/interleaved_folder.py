@@ -28,7 +28,8 @@ from energon_dali import (
     pack_sequences,
     stateless,
 )
-from energon_dali.samples import InterleavedSample, Sample
+from energon_dali.samples.base import Sample
+from energon_dali.samples.kinds import InterleavedSample
 from energon_dali.shards import prepare_dataset
 from tests.loader.crude_folder import CRUDE
 from tests.loader.dataset_folder import picture, write_shards

@@ -28,8 +28,7 @@ from energon_dali import (
 )
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
-from energon_dali.datasets.mixing.blend import BlendDataset, MixBatchDataset
-from energon_dali.datasets.mixing.concatenation import concat_pad, homogeneous_concat_mix
+from energon_dali.datasets.mixing.blend import BlendDataset, MixBatchDataset, concat_pad, homogeneous_concat_mix
 from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset

@@ -31,7 +31,7 @@ from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.decode import RandomCrop
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.processes.class_pickling import pickle_task
-from energon_dali.samples import InterleavedSample
+from energon_dali.samples.kinds import InterleavedSample
 from tests.datasets.oracle import check_resume
 from tests.loader.crude_folder import BROKEN, MISSING, polylithic
 from tests.quiet import quiet

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from energon_dali.loader.cuda_handoff import CudaHandoff, find_cuda_tensors, strided_parts
-from energon_dali.samples import Sample
+from energon_dali.samples.base import Sample
 from tests.fake_cuda import FakeCuda, GpuTensor, Stream
 
 

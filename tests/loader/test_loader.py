@@ -414,7 +414,7 @@ def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_not_reported
 ) -> None:
     looks = iter([False, False, True])
     dog = Watchdog(0.5, None, fail_on_timeout=False)
-    monkeypatch.setattr(dog, "judge", lambda waited: pytest.fail(f"{waited} s"))
+    monkeypatch.setattr(dog, "check", lambda waited: pytest.fail(f"{waited} s"))
     monitor = WaitMonitor(dog)
     monitor._since = 0.0, threading.get_ident()
 

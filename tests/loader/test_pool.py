@@ -27,8 +27,8 @@ from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.loader_options import LoaderOptions
 from energon_dali.loader.processes import fork_safety
-from energon_dali.loader.processes.channel import INLINE_BYTES, Channel
 from energon_dali.loader.processes.launch import ChildProcess
+from energon_dali.loader.processes.shared_memory import INLINE_BYTES, Channel
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
 from tests.forking import fork

@@ -27,7 +27,7 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.decode.clips import VideoClips
-from energon_dali.samples import Clips
+from energon_dali.samples.kinds import Clips
 from tests.av.corpus import broken_files, video_file
 from tests.loader.dataset_folder import picture, prepare, write_shards
 from tests.quiet import quiet

@@ -22,8 +22,7 @@ from energon_dali import (
     get_val_dataset,
 )
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, UntrustedCodeError
-from energon_dali.metadataset.join.columns import energon_names, open_columns
-from energon_dali.metadataset.join.index_file import JoinIndexFile
+from energon_dali.metadataset.join.columns import JoinIndexFile, energon_names, open_columns
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.shards import StoragePath, prepare_dataset

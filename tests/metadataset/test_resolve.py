@@ -15,9 +15,10 @@ from energon_dali.metadataset.reference import (
     AuxReference,
     DatasetBlendMode,
     SourceReference,
+    Subset,
+    take_subset,
 )
 from energon_dali.metadataset.resolve import resolve
-from energon_dali.metadataset.subset import Subset, take_subset
 from energon_dali.plan.slices import Slices
 from tests.loader.dataset_folder import prepare, write_shards
 

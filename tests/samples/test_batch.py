@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples import Batch, SourceInfo, TextSample, edataclass
+from energon_dali.samples.base import Batch, SourceInfo, edataclass
+from energon_dali.samples.kinds import TextSample
 from energon_dali.samples.transfer import map_tensors
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples import SourceInfo, TextSample
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.batching import batch_list, batch_pad_stack, batch_stack, generic_batch, image_layout
+from energon_dali.samples.kinds import TextSample
 
 
 def test_rows_of_a_block_are_stacked_without_a_copy() -> None:

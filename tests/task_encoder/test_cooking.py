@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples import CrudeSample, SourceInfo, TextSample
+from energon_dali.samples.base import CrudeSample, SourceInfo
+from energon_dali.samples.kinds import TextSample
 from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
 from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.task_encoder.stateless import stateless

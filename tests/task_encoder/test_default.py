@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples import Batch, CrudeSample, Sample, TextSample, edataclass
+from energon_dali.samples.base import Batch, CrudeSample, Sample, edataclass
+from energon_dali.samples.kinds import TextSample
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.task_encoder.encoder import overridden
 

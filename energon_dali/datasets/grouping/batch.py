@@ -7,13 +7,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_count, check_function
+from energon_dali.calls import check_count, check_function, explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, rerun
-from energon_dali.datasets.planned import Planned, joined
 from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
+from energon_dali.datasets.stream import Planned, State, StreamContext, StreamIterator, WrapperIterator, joined
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, attempts_of
 from energon_dali.samples.base import Key, add_attribute, set_restore_key

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_count, check_function
+from energon_dali.calls import check_count, check_function, explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_count
+from energon_dali.calls import check_count, explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.rank_iterator import RankLimit
 from energon_dali.datasets.stream import Move, PassingWrapperIterator, State, StreamContext, StreamIterator

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_function
+from energon_dali.calls import check_function, explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_count
+from energon_dali.calls import check_count, explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.stream import StreamContext, StreamIterator, WrapperIterator
 from energon_dali.worker_config import WorkerConfig

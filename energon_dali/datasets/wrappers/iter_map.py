@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_function
+from energon_dali.calls import check_function, explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, own_copy
 from energon_dali.datasets.restore_key import expect_name

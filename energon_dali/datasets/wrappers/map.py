@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_function
+from energon_dali.calls import check_function, explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, input_key, rerun
-from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import try_restore
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
+from energon_dali.datasets.stream import Planned, State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig

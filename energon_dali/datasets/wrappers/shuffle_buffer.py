@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_dali.calls import explain_call
-from energon_dali.datasets.arguments import check_count
+from energon_dali.calls import check_count, explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError

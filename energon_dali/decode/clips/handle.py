@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.clips.video_clips import VideoClips
     from energon_dali.decode.front_ends import VideoLayout
     from energon_dali.decode.spec import DecodeScale
-    from energon_dali.samples import Clips
+    from energon_dali.samples.kinds import Clips
 
 
 def _no_frames() -> Int64Array:

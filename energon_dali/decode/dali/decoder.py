@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
-    from energon_dali.samples import SourceInfo
+    from energon_dali.samples.base import SourceInfo
 
 DEFAULT_MAX_BATCH_SIZE = 64
 """Images per run of a pipeline."""

@@ -127,9 +127,6 @@ class DeviceArenaStore(ArenaPool[_DeviceArena]):
         arena = self._leaving.pop(number)
         cuda_ipc.free(arena.device, arena.address)
 
-    def __bool__(self) -> bool:
-        return bool(self._free or self._used or self._leaving)
-
 
 def _record_stream(tensors: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
     """Keeps torch from reusing the memory of tensors before the work on a CUDA stream is done."""

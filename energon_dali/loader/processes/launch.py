@@ -23,9 +23,9 @@ from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[at
 from typing import Literal, get_args
 
 from energon_dali.errors import ConfigError
-from energon_dali.loader.processes.channel import Channel
 from energon_dali.loader.processes.fork_safety import fork_hazard, wait_for_imports
 from energon_dali.loader.processes.server import ProcessTask, run_task
+from energon_dali.loader.processes.shared_memory import Channel
 from energon_dali.loader.processes.signals import forget_handlers, interrupts_deferred, leave_sigterm_to_parent
 
 StartMethod = Literal["spawn", "fork", "forkserver", "auto"]

@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.errors import WorkerDiedError, WorkerError
-from energon_dali.loader.processes.channel import Channel
 from energon_dali.loader.processes.class_pickling import pickle_task
 from energon_dali.loader.processes.launch import (
     ChildProcess,
@@ -27,7 +26,7 @@ from energon_dali.loader.processes.launch import (
 )
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
 from energon_dali.loader.processes.server import ProcessTask
-from energon_dali.loader.processes.shared_memory import ArenaViews
+from energon_dali.loader.processes.shared_memory import ArenaViews, Channel
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.shards.storage.forks import drop_in_child
 

@@ -28,8 +28,8 @@ from energon_dali.plan.rng import mix
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
     from energon_dali.loader.decode_process.device_memory import DevicePiece
-    from energon_dali.loader.processes.channel import Channel
     from energon_dali.loader.processes.serialization import SerializedBlock
+    from energon_dali.loader.processes.shared_memory import Channel
 
 SMALL_BLOCK_BYTES = 16 * 1024
 """Smaller blocks travel inside the message."""

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import TYPE_CHECKING, Protocol
 
 from energon_dali.errors import WorkerDiedError, WorkerError
-from energon_dali.loader.processes.channel import Channel
+from energon_dali.loader.processes.shared_memory import Channel
 from energon_dali.loader.sharing.messages import Hello, decode
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.node_files import is_own_user

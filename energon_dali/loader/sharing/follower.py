@@ -118,7 +118,7 @@ class FollowerLoader(SavableDataLoader[T]):
 
     def save_state_rank(self) -> State:
         """Returns the state of the rank that reads, after the last batch that was delivered here."""
-        return self._state or pickle.loads(self._link.welcome().state)
+        return self._snapshot or pickle.loads(self._link.welcome().state)
 
     def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Expects that the rank that reads continues at the same state. Call it before the first batch is taken.

@@ -17,7 +17,7 @@ from energon_dali.shards.storage.local import allow_many_files
 if TYPE_CHECKING:
     from energon_dali.datasets.worker_border import BlockIterator, WorkerBorder
     from energon_dali.loader.loader_options import LoaderOptions
-    from energon_dali.loader.processes.channel import Channel
+    from energon_dali.loader.processes.shared_memory import Channel
 
 
 @dataclass(slots=True, eq=False)

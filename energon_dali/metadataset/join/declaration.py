@@ -6,12 +6,12 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from energon_dali import samples
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
 from energon_dali.metadataset.context import Context
 from energon_dali.metadataset.document import YAML_SUFFIXES, Node
 from energon_dali.metadataset.reference import JoinColumn, JoinerReference, JoinReference, SourceReference
 from energon_dali.metadataset.schema import JoinedRecord, JoinRecord, parse_record
+from energon_dali.samples.kinds import sample_kind
 from energon_dali.shards import StoragePath
 from energon_dali.shards.meta.dataset_config import FOREIGN_MODULES, SAMPLE_TYPES
 
@@ -127,7 +127,7 @@ def _find(reference: JoinerReference, allow_imports: bool) -> Any:
     joinable = SAMPLE_TYPES - {"CrudeSample"}
     ours = module in FOREIGN_MODULES or module.startswith("megatron.energon.")
     if ours and not reference.is_function and name in joinable:
-        return getattr(samples, name)
+        return sample_kind(name)
     if not allow_imports:
         raise UntrustedCodeError(
             f"the joiner {module}.{name} is none of {', '.join(sorted(joinable))}. Importing it runs "

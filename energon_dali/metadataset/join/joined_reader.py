@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import DatasetError, ShardError
-from energon_dali.metadataset.join.index_file import JoinIndexFile
-from energon_dali.metadataset.subset import Subset
+from energon_dali.metadataset.join.columns import JoinIndexFile
+from energon_dali.metadataset.reference import Subset
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.slices import Slices
 from energon_dali.shards import RawSample, ShardReader

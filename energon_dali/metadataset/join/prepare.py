@@ -15,8 +15,15 @@ import numpy as np
 
 from energon_dali.errors import DatasetError, DatasetFormatError
 from energon_dali.metadataset.document import Document, located
-from energon_dali.metadataset.join.columns import ColumnFolder, energon_names, open_columns, own_name
-from energon_dali.metadataset.join.index_file import FIELDS, JoinIndexFile, write_join_index
+from energon_dali.metadataset.join.columns import (
+    FIELDS,
+    ColumnFolder,
+    JoinIndexFile,
+    energon_names,
+    open_columns,
+    own_name,
+    write_join_index,
+)
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import StoragePath

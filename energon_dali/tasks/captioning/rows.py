@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.samples import Batch, Sample, edataclass
+from energon_dali.samples.base import Batch, Sample, edataclass
 
 if TYPE_CHECKING:
     import numpy as np

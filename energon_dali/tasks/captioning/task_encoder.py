@@ -14,8 +14,8 @@ import numpy as np
 from energon_dali.decode import MediaHandle, Resize
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
-from energon_dali.samples import CaptioningSample, CrudeSample
-from energon_dali.samples.base import join_sources
+from energon_dali.samples.base import CrudeSample, join_sources
+from energon_dali.samples.kinds import CaptioningSample
 from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys
 from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.task_encoder.packing import PackSelection, SequencePacker

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from energon_dali.decode import Decoder
-from energon_dali.samples import Batch, ImageClassificationSample, edataclass
+from energon_dali.samples.base import Batch, edataclass
 from energon_dali.samples.batching import batch_stack
+from energon_dali.samples.kinds import ImageClassificationSample
 from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.task_encoder.stateless import stateless
 

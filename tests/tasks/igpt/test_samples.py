@@ -9,7 +9,7 @@ from lightning.pytorch.plugins import HalfPrecision
 from PIL import Image
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples import SourceInfo
+from energon_dali.samples.base import SourceInfo
 from energon_dali.tasks.transformers_gpt2 import SequenceGPT2
 from energon_dali.tasks.vision import PictureBatch
 from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer, to_images

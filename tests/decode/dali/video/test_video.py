@@ -27,7 +27,7 @@ from energon_dali.decode.dali.video.engine import DaliVideoEngine, take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
-from energon_dali.samples import Clips
+from energon_dali.samples.kinds import Clips
 from tests.av.corpus import VIDEOS, VideoRecipe, encode_video, video_file
 from tests.decode.dali.video.uneven_videos import UNEVEN, uneven_video
 
