@@ -13,8 +13,8 @@ from energon_dali.lazy_names import import_name, names_of
 if TYPE_CHECKING:
     from energon_dali.tasks.checkpoint import load_task
     from energon_dali.tasks.composition import compose
-    from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule
-    from energon_dali.tasks.instantiator import HydraInstantiator, Instantiator, make_decoder
+    from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule, make_decoder
+    from energon_dali.tasks.instantiator import HydraInstantiator, Instantiator
     from energon_dali.tasks.task import OptimizerConfig, SchedulerConfig, TaskTransformer
     from energon_dali.tasks.training import TrainResult, run
 
