@@ -11,6 +11,7 @@ from torch import nn
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.tokenizers import import_transformers
+from energon_dali.tasks.vision.gpt2 import check_length
 
 
 @dataclass(slots=True)
@@ -65,14 +66,8 @@ class SequenceGPT2(nn.Module):
         Raises:
             ConfigError: There are more tokens than positions.
         """
-        length, batch = tokens.shape
-        if length > self.num_positions:
-            raise ConfigError(
-                f"SequenceGPT2 was given tokens of shape [{length}, {batch}] and has {self.num_positions} positions. "
-                f"Sequences come first: [T, B]. Transpose them if {length} is the batch size; otherwise make it with "
-                f"num_positions={length}, or give shorter sequences."
-            )
-        start = self.sos.expand(batch, 1, -1)
+        check_length(self, tokens, self.num_positions)
+        start = self.sos.expand(tokens.shape[1], 1, -1)
         vectors = torch.cat([start, self.model.wte(tokens[:-1].t())], dim=1)
         hidden = self.model(inputs_embeds=vectors, use_cache=False).last_hidden_state
         logits: torch.Tensor = self.head(hidden).transpose(0, 1)
