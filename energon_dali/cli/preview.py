@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import sys
@@ -86,22 +85,18 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the samples of a split part in file order, with images as PIL images."""
     # Imported only here: the other commands start without the loader.
-    from energon_dali.assembly.mixture import LoadedSource, chain_sources
-    from energon_dali.assembly.opened_source import open_source
-    from energon_dali.assembly.options import DatasetOptions
+    from energon_dali.assembly.datasets import get_val_datasets
     from energon_dali.decode import SampleDecoder
-    from energon_dali.metadataset.resolve import resolve
-    from energon_dali.task_encoder import DefaultTaskEncoder
+    from energon_dali.diagnosis.step_plan import uncooked_encoder
     from energon_dali.worker_config import WorkerConfig
 
-    encoder: Any = DefaultTaskEncoder()
+    encoder = uncooked_encoder()
     encoder.decoder = SampleDecoder(image_decode="pilrgb")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    chosen = DatasetOptions.of_call(encoder, config, options, split_part=part, training=False)
-    files = {name: options[name] for name in ("dataset_config", "split_config") if name in options}
-    references = [dataclasses.replace(source, **files) for source in resolve(path, part).sources]
-    sources = [open_source(one, number, chosen, False) for number, one in enumerate(references)]
-    yield from chain_sources([LoadedSource(source, None) for source in sources], chosen)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    opened = get_val_datasets(
+        path, split_part=part, worker_config=config, task_encoder=encoder, allow_empty=True, **options
+    )
+    yield from itertools.chain.from_iterable(dataset for dataset, _ in opened)
 
 
 def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
