@@ -1,9 +1,10 @@
-"""Explains wrong arguments of a call: the valid ones, and the name that was probably meant."""
+"""Explains wrong arguments of a call: the valid ones, and the name that was probably meant; and missing packages."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
@@ -190,3 +191,23 @@ def _form(parameters: list[inspect.Parameter]) -> Iterable[str]:
                 starred = True
                 yield "*"
             yield one.name if one.default is one.empty else f"{one.name}=..."
+
+
+def import_extra(name: str, user: str, extra: str) -> Any:
+    """Returns a package that only an extra of this one installs.
+
+    Args:
+        name: Name of the module.
+        user: What needs it, at the beginning of a sentence.
+        extra: The extra.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{user} needs the package {error.name or name}, which is not installed. Install the extra: pip install "
+            f'"energon-dali[{extra}]".'
+        ) from error

@@ -37,7 +37,7 @@ _HOMES = {
     "seen": "seen:seen",
     "train": "main:train",
     "tune": "bench:tune",
-    "view": "view:view",
+    "view": "preview:view",
 }
 """Where each command is: module in this package, and name in it."""
 

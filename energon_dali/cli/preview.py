@@ -1,4 +1,4 @@
-"""`energon-dali preview` shows samples in the terminal, and `lint` looks for those that training would lose."""
+"""`energon-dali preview` shows samples in the terminal, `view` in the browser; `lint` looks for faulty ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_dali.calls import import_extra
 from energon_dali.cli.dataset_options import all_parts, file_options
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
@@ -194,3 +195,34 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
     if any(report.flaws for report in reports):
         raise SystemExit(1)
     click.echo("Done. Nothing is wrong.")
+
+
+@click.command("view")
+@click.argument("path")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
+@click.option("--open/--no-open", "opens", default=False, show_default=True, help="Open the page in the browser.")
+@click.option("--encoder", default="", metavar="MODULE:CLASS", help="Show what this task encoder makes of the samples.")
+@click.option("--split-part", default="train", show_default=True, help="Part of the split, for the encoder's batch.")
+@click.option("--batch-size", type=click.IntRange(min=0), default=4, show_default=True, help="0: the encoder groups.")
+@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="Samples from which the encoder chooses packs.")
+@file_options
+def view(path: str, port: int, opens: bool, batch_size: int, **given: Any) -> None:
+    """Show the dataset, the metadataset (.yaml), or the .jsonl file at PATH as a page in your browser.
+
+    The page is served on this machine alone, for the address that is printed, until Ctrl-C. Nothing of the dataset is
+    changed.
+    """
+    for package in ("jinja2", "starlette", "uvicorn"):
+        import_extra(package, "The page", "view")
+    from energon_dali.view.app import serve
+    from energon_dali.view.options import ViewOptions
+    from energon_dali.view.site import Site
+
+    options = ViewOptions(path, batch_size=batch_size or None, **given)
+    serve(Site(options), port, lambda address: _announce(address, opens))
+
+
+def _announce(address: str, opens: bool) -> None:
+    click.echo(f"{address}\nThis address is for you alone. Ctrl-C ends the page.")
+    if opens:
+        click.launch(address)

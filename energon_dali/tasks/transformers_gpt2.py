@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from energon_dali.calls import import_extra
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.tokenizers import import_transformers
 from energon_dali.tasks.vision.gpt2 import check_length
 
 
@@ -50,7 +50,7 @@ class SequenceGPT2(nn.Module):
         super().__init__()
         self.num_positions = num_positions
         sizes = _sizes(num_vocab, num_positions, embed_dim, num_heads, num_layers)
-        self.model = _new_model(import_transformers("SequenceGPT2").GPT2Model, sizes)
+        self.model = _new_model(import_extra("transformers", "SequenceGPT2", "transformers").GPT2Model, sizes)
         self.sos = nn.Parameter(torch.randn(embed_dim) * 0.02)
         self.head = nn.Linear(embed_dim, num_vocab, bias=False)
         self.clf_head = nn.Linear(embed_dim, num_classes)
@@ -162,7 +162,7 @@ class TransformersGPT2(nn.Module):
         config: Mapping[str, Any] | None = None,
         pretrained: str | None = None,
     ) -> None:
-        kind = import_transformers("TransformersGPT2").GPT2LMHeadModel
+        kind = import_extra("transformers", "TransformersGPT2", "transformers").GPT2LMHeadModel
         super().__init__()
         self.model: Any
         newer = pretrained_model_name_or_path is not None
