@@ -289,29 +289,30 @@ def attribute_config(cfg: Config) -> Any:
     return OmegaConf.create(plain_config(cfg), flags={"allow_objects": True})
 
 
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
 def _taken(target: Callable[..., Any]) -> set[str] | None:
     """Returns the names of the arguments of a target; None if it takes any."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
+    parameters = _parameters(target)
+    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+    return {parameter.name for parameter in parameters if parameter.kind not in _VARIADIC}
 
 
 def _named(target: type) -> set[str]:
     """Returns the arguments that a class and its base classes name."""
     functions = [vars(base)["__init__"] for base in inspect.getmro(target) if "__init__" in vars(base)]
-    return {name for function in functions for name in _parameters(function)} - {"self"}
+    parameters = [parameter for function in functions for parameter in _parameters(function) or ()]
+    return {parameter.name for parameter in parameters if parameter.kind not in _VARIADIC} - {"self"}
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Returns the parameters of a function; None of a builtin without a signature."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return []
-    return [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
 
 
 def _name(target: Callable[..., Any]) -> str:
