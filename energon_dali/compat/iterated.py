@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from energon_dali.compat.state_values import from_plain, to_plain
+from energon_dali.datasets.base import PassThroughDataset
 from energon_dali.datasets.base import SavableDataset as SavableDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
@@ -203,7 +204,7 @@ class _CopyIterator(StreamIterator[Any]):
             view.close()
 
 
-class StreamView(SavableDataset[Any]):
+class StreamView(PassThroughDataset[Any]):
     """One stream of another dataset, with Energon's methods: what a worker's copy reads from.
 
     Args:
@@ -211,9 +212,10 @@ class StreamView(SavableDataset[Any]):
         context: The stream.
     """
 
+    shown_in_config = False
+
     def __init__(self, dataset: SavableDataset[Any], context: StreamContext) -> None:
-        super().__init__(dataset.worker_config)
-        self._dataset = dataset
+        super().__init__(dataset)
         self._context = context
         self.asked = False
         """Whether the state was asked for."""
@@ -224,27 +226,20 @@ class StreamView(SavableDataset[Any]):
         self._iterator: StreamIterator[Any] | None = None
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
-        return self._dataset.open(context)
-
-    @property
-    def children(self) -> tuple[SavableDataset[Any], ...]:
-        return self._dataset.children
-
-    def len_stream(self, stream: int) -> int:
-        return self._dataset.len_stream(stream)
+        return self.dataset.open(context)
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        return self._dataset.len_stream(self._context.stream)
+        return self.dataset.len_stream(self._context.stream)
 
     def len_rank(self) -> int:
-        return self._dataset.len_rank()
+        return self.dataset.len_rank()
 
     def worker_has_samples(self) -> bool:
-        return self._dataset.len_stream(self._context.stream) > 0
+        return self.dataset.len_stream(self._context.stream) > 0
 
     def _open_once(self) -> StreamIterator[Any]:
         if self._iterator is None:
-            self._iterator = self._dataset.open(self._context)
+            self._iterator = self.dataset.open(self._context)
         return self._iterator
 
     def __iter__(self) -> Iterator[Any]:
@@ -253,13 +248,9 @@ class StreamView(SavableDataset[Any]):
             self.restored_at_end = False
             return
         self.ended = False
-        while True:
-            try:
-                element = next(iterator)
-            except StopIteration:
-                self.ended = True
-                return
+        for element in iterator:  # noqa: UP028 - `yield from` would close it with this generator
             yield element
+        self.ended = True
 
     def save_state(self) -> State:
         self.asked = True
@@ -284,17 +275,8 @@ class StreamView(SavableDataset[Any]):
             self._iterator.close()
             self._iterator = None
 
-    def config(self) -> dict[str, Any]:
-        return self._dataset.config()
-
-    def can_restore_sample(self) -> bool:
-        return self._dataset.can_restore_sample()
-
-    def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
-        return self._dataset.restore_sample(restore_key)
-
     def describe(self) -> str:
-        return self._dataset.describe()
+        return self.dataset.describe()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SavableDataset[Any]:
         return self
