@@ -1,198 +1,99 @@
 """A data loader for multimodal training: tar shards in, media decoded by NVIDIA DALI, batches out.
 
-The names imported below are the public interface, written once. Type checkers read them as imports. At run time each
-is imported from its module when it is first used (PEP 562), so that `import energon_dali` touches neither CUDA nor DALI
-nor the network, and a program pays only for what it uses.
+The names below are the public interface. Each is imported from its module when it is first used (PEP 562), so that
+`import energon_dali` touches neither CUDA nor DALI nor the network, and a program pays only for what it uses. Type
+checkers read `__init__.pyi`, which imports the same names.
 """
 
 from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_dali.lazy_names import homes_of, import_name, names_of
-
-if TYPE_CHECKING:
-    from energon_dali.av import (
-        AVData as AVData,
-        AVDecoder as AVDecoder,
-        AVLimits as AVLimits,
-        AVWebdatasetDecoder as AVWebdatasetDecoder,
-        get_clips_uniform as get_clips_uniform,
-        get_single_frames_uniform as get_single_frames_uniform,
-    )
-    from energon_dali.assembly.datasets import (
-        get_train_dataset as get_train_dataset,
-        get_val_dataset as get_val_dataset,
-        get_val_datasets as get_val_datasets,
-    )
-    from energon_dali.cache import (
-        CachePool as CachePool,
-        DecodeFileStore as DecodeFileStore,
-        DirectLazy as DirectLazy,
-        FileCacheLazy as FileCacheLazy,
-        FileStore as FileStore,
-        FileStoreCachePool as FileStoreCachePool,
-        FileStoreDecoder as FileStoreDecoder,
-        JsonlFileStore as JsonlFileStore,
-        Lazy as Lazy,
-        MockLazy as MockLazy,
-        NoCachePool as NoCachePool,
-        PrimaryFileStore as PrimaryFileStore,
-        ShardCache as ShardCache,
-        SystemFileStore as SystemFileStore,
-        WebdatasetFileStore as WebdatasetFileStore,
-    )
-    from energon_dali.datasets.base import SavableDataset as SavableDataset
-    from energon_dali.datasets.grouping.batch import BatchDataset as BatchDataset
-    from energon_dali.datasets.grouping.group_batch import GroupBatchDataset as GroupBatchDataset
-    from energon_dali.datasets.grouping.packing import PackingDataset as PackingDataset
-    from energon_dali.datasets.mixing.blend import BlendDataset as BlendDataset
-    from energon_dali.datasets.mixing.concat import ConcatDataset as ConcatDataset
-    from energon_dali.datasets.mixing.concatenation import (
-        concat_pad as concat_pad,
-        generic_concat as generic_concat,
-        homogeneous_concat_mix as homogeneous_concat_mix,
-    )
-    from energon_dali.datasets.mixing.mix_batch import MixBatchDataset as MixBatchDataset
-    from energon_dali.datasets.wrappers.epochize import EpochizeDataset as EpochizeDataset
-    from energon_dali.datasets.wrappers.filter import FilterDataset as FilterDataset
-    from energon_dali.datasets.wrappers.gc import GcDataset as GcDataset
-    from energon_dali.datasets.wrappers.iter_map import IterMapDataset as IterMapDataset
-    from energon_dali.datasets.wrappers.limit import LimitDataset as LimitDataset
-    from energon_dali.datasets.wrappers.log_sample import LogSampleDataset as LogSampleDataset
-    from energon_dali.datasets.wrappers.map import MapDataset as MapDataset
-    from energon_dali.datasets.wrappers.repeat import RepeatDataset as RepeatDataset
-    from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset as ShuffleBufferDataset
-    from energon_dali.decode import (
-        CenterCrop as CenterCrop,
-        DaliDecoder as DaliDecoder,
-        Decoder as Decoder,
-        HorizontalFlip as HorizontalFlip,
-        MediaHandle as MediaHandle,
-        Normalize as Normalize,
-        RandomCrop as RandomCrop,
-        RandomResizedCrop as RandomResizedCrop,
-        Resize as Resize,
-        SampleDecoder as SampleDecoder,
-    )
-    from energon_dali.decode.clips import (
-        ClipAudio as ClipAudio,
-        LogMel as LogMel,
-        VideoClips as VideoClips,
-    )
-    from energon_dali.decode.dali import DaliTuning as DaliTuning
-    from energon_dali.decode.front_ends import (
-        FrontEnd as FrontEnd,
-        MultimodalRope as MultimodalRope,
-        VideoFrontEnd as VideoFrontEnd,
-        VideoInput as VideoInput,
-        VisionInput as VisionInput,
-        batch_vision as batch_vision,
-    )
-    from energon_dali.diagnosis.step_plan import plan_steps as plan_steps
-    from energon_dali.error_handlers import (
-        log_exception as log_exception,
-        reraise_exception as reraise_exception,
-    )
-    from energon_dali.errors import (
-        ArgumentError as ArgumentError,
-        ConfigError as ConfigError,
-        DatasetError as DatasetError,
-        DatasetFormatError as DatasetFormatError,
-        DecodeError as DecodeError,
-        DeviceError as DeviceError,
-        DeviceFailedError as DeviceFailedError,
-        EmptyDatasetError as EmptyDatasetError,
-        EnergonDaliError as EnergonDaliError,
-        FatalSampleError as FatalSampleError,
-        FileMissingError as FileMissingError,
-        IgnoreSample as IgnoreSample,
-        LayoutError as LayoutError,
-        SampleException as SampleException,
-        ShardError as ShardError,
-        SkipSample as SkipSample,
-        StateError as StateError,
-        StorageError as StorageError,
-        StoreUnavailableError as StoreUnavailableError,
-        UntrustedCodeError as UntrustedCodeError,
-        WatchdogTimeoutError as WatchdogTimeoutError,
-        WorkerDiedError as WorkerDiedError,
-        WorkerError as WorkerError,
-    )
-    from energon_dali.integrations.global_state import GlobalLoaderState as GlobalLoaderState
-    from energon_dali.integrations.iterable import LoaderIterableDataset as LoaderIterableDataset
-    from energon_dali.integrations.loader_log import LoaderLog as LoaderLog
-    from energon_dali.integrations.loader_panel import LoaderPanel as LoaderPanel
-    from energon_dali.loader.basic_loader import (
-        BasicDataLoader as BasicDataLoader,
-        get_loader as get_loader,
-    )
-    from energon_dali.loader.savable_loader import (
-        SavableDataLoader as SavableDataLoader,
-        get_savable_loader as get_savable_loader,
-    )
-    from energon_dali.loader.statistics import LoaderStatistics as LoaderStatistics
-    from energon_dali.loader.upper_bound_loader import UpperBoundLoader as UpperBoundLoader
-    from energon_dali.metadataset.loader import (
-        DatasetLoader as DatasetLoader,
-        DatasetLoaderInterface as DatasetLoaderInterface,
-        Metadataset as Metadataset,
-        MetadatasetV2 as MetadatasetV2,
-        load_dataset as load_dataset,
-        prepare_metadataset as prepare_metadataset,
-        traverse_metadataset as traverse_metadataset,
-    )
-    from energon_dali.samples import (
-        Batch as Batch,
-        CaptioningSample as CaptioningSample,
-        CrudeSample as CrudeSample,
-        ImageClassificationSample as ImageClassificationSample,
-        ImageSample as ImageSample,
-        InterleavedSample as InterleavedSample,
-        MultiChoiceVQASample as MultiChoiceVQASample,
-        OCRSample as OCRSample,
-        Sample as Sample,
-        SimilarityInterleavedSample as SimilarityInterleavedSample,
-        SourceInfo as SourceInfo,
-        TextSample as TextSample,
-        VidQASample as VidQASample,
-        VQAOCRSample as VQAOCRSample,
-        VQASample as VQASample,
-        edataclass as edataclass,
-    )
-    from energon_dali.samples.clips import Clips as Clips
-    from energon_dali.shards import RetryPolicy as RetryPolicy
-    from energon_dali.task_encoder import (
-        AugmentTaskEncoder as AugmentTaskEncoder,
-        Cooker as Cooker,
-        DefaultTaskEncoder as DefaultTaskEncoder,
-        PackSelection as PackSelection,
-        PackedSequences as PackedSequences,
-        SequencePacker as SequencePacker,
-        TaskEncoder as TaskEncoder,
-        basic_sample_keys as basic_sample_keys,
-        batch_list as batch_list,
-        batch_pad_stack as batch_pad_stack,
-        batch_stack as batch_stack,
-        cooker as cooker,
-        count_tokens as count_tokens,
-        generic_batch as generic_batch,
-        pack_sequences as pack_sequences,
-    )
-    from energon_dali.task_encoder.stateless import stateless as stateless
-    from energon_dali.worker_config import WorkerConfig as WorkerConfig
+from energon_dali.lazy_names import attach
 
 __version__ = "0.1.0"
 
+_import_name, __dir__, __all__ = attach(
+    __name__,
+    {
+        "assembly.datasets": "get_train_dataset get_val_dataset get_val_datasets",
+        "av": "AVData AVDecoder AVLimits AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
+        "cache": (
+            "CachePool DecodeFileStore DirectLazy FileCacheLazy FileStore FileStoreCachePool FileStoreDecoder "
+            "JsonlFileStore Lazy MockLazy NoCachePool PrimaryFileStore ShardCache SystemFileStore WebdatasetFileStore"
+        ),
+        "datasets.base": "SavableDataset",
+        "datasets.grouping.batch": "BatchDataset",
+        "datasets.grouping.group_batch": "GroupBatchDataset",
+        "datasets.grouping.packing": "PackingDataset",
+        "datasets.mixing.blend": "BlendDataset MixBatchDataset",
+        "datasets.mixing.concatenation": "concat_pad generic_concat homogeneous_concat_mix",
+        "datasets.mixing.mixture_dataset": "ConcatDataset",
+        "datasets.wrappers.epochize": "EpochizeDataset LimitDataset",
+        "datasets.wrappers.filter": "FilterDataset",
+        "datasets.wrappers.gc": "GcDataset",
+        "datasets.wrappers.iter_map": "IterMapDataset",
+        "datasets.wrappers.log_sample": "LogSampleDataset",
+        "datasets.wrappers.map": "MapDataset",
+        "datasets.wrappers.repeat": "RepeatDataset",
+        "datasets.wrappers.shuffle_buffer": "ShuffleBufferDataset",
+        "decode": (
+            "CenterCrop DaliDecoder Decoder HorizontalFlip MediaHandle Normalize RandomCrop RandomResizedCrop Resize "
+            "SampleDecoder"
+        ),
+        "decode.clips": "ClipAudio LogMel VideoClips",
+        "decode.dali": "DaliTuning",
+        "decode.front_ends": "FrontEnd MultimodalRope VideoFrontEnd VideoInput VisionInput batch_vision",
+        "diagnosis.step_plan": "plan_steps",
+        "error_handlers": "log_exception reraise_exception",
+        "errors": (
+            "ArgumentError ConfigError DatasetError DatasetFormatError DecodeError DeviceError DeviceFailedError "
+            "EmptyDatasetError EnergonDaliError FatalSampleError FileMissingError IgnoreSample LayoutError "
+            "SampleException ShardError SkipSample StateError StorageError StoreUnavailableError UntrustedCodeError "
+            "WatchdogTimeoutError WorkerDiedError WorkerError"
+        ),
+        "integrations.global_state": "GlobalLoaderState",
+        "integrations.iterable": "LoaderIterableDataset",
+        "integrations.loader_log": "LoaderLog",
+        "integrations.loader_panel": "LoaderPanel",
+        "loader.basic_loader": "BasicDataLoader",
+        "loader.get_loader": "get_loader get_savable_loader",
+        "loader.savable_loader": "SavableDataLoader",
+        "loader.statistics": "LoaderStatistics",
+        "loader.upper_bound_loader": "UpperBoundLoader",
+        "metadataset.loader": (
+            "DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset prepare_metadataset "
+            "traverse_metadataset"
+        ),
+        "samples": (
+            "Batch CaptioningSample CrudeSample ImageClassificationSample ImageSample InterleavedSample "
+            "MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample SourceInfo TextSample VQAOCRSample "
+            "VQASample VidQASample edataclass"
+        ),
+        "samples.batching": "batch_list batch_pad_stack batch_stack generic_batch",
+        "samples.clips": "Clips",
+        "samples.context_parallel": "ContextCut cut_sequence pad_lengths padding_multiple positions_of_rank",
+        "shards": "RetryPolicy",
+        "task_encoder.cooking": "Cooker basic_sample_keys cooker",
+        "task_encoder.default": "AugmentTaskEncoder DefaultTaskEncoder",
+        "task_encoder.encoder": "TaskEncoder",
+        "task_encoder.packed_sequences": "PackedSequences pack_sequences",
+        "task_encoder.packing": "PackSelection SequencePacker",
+        "task_encoder.stateless": "stateless",
+        "task_encoder.token_counts": "count_tokens",
+        "worker_config": "WorkerConfig",
+    },
+)
+__all__ += ["__version__"]
+__all__.sort()
+
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return sorted({*homes_of(__name__), "__version__"})
-    if name not in homes_of(__name__):
+    if name not in __all__:
         raise _unknown_name(name, sys._getframe(1))
-    return import_name(__name__, name)
+    return _import_name(name)
 
 
 def _unknown_name(name: str, frame: FrameType) -> Exception:
@@ -207,7 +108,7 @@ def _unknown_name(name: str, frame: FrameType) -> Exception:
 
     from energon_dali.calls import nearest_names
 
-    near = [] if name.startswith("_") else nearest_names(name, homes_of(__name__))
+    near = [] if name.startswith("_") else nearest_names(name, __all__)
     hint = f". Did you mean {' or '.join(near)}?" if near else ""
     if name.endswith(("DatasetFactory", "WebdatasetFactory", "Webdataset")):
         hint = (
@@ -219,7 +120,3 @@ def _unknown_name(name: str, frame: FrameType) -> Exception:
     if hint and opcode.opname[instruction] == "IMPORT_FROM":
         return ImportError(f"cannot import name {name!r} from {__name__!r}{hint}", name=__name__, path=__file__)
     return AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-
-
-def __dir__() -> list[str]:
-    return names_of(__name__)

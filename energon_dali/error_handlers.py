@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.errors import DecodeError, ShardError
-from energon_dali.samples.attributes import attributes_of
-
-if TYPE_CHECKING:
-    from energon_dali.samples import SourceInfo
+from energon_dali.samples import SourceInfo
+from energon_dali.samples.transfer import attributes_of
 
 LOGGER = logging.getLogger("energon_dali")
 

@@ -43,8 +43,12 @@ class EnergonDaliError(Exception):
     Messages quote other messages, which may end with a full stop of their own: two full stops are shown as one.
     """
 
+    location: object = None
+    """Where a metadataset names what is wrong: the message begins with it. None elsewhere."""
+
     def __str__(self) -> str:
-        return _DOUBLED_STOP.sub(".", str(self.args[0]) if len(self.args) == 1 else super().__str__())
+        text = str(self.args[0]) if len(self.args) == 1 else super().__str__()
+        return _DOUBLED_STOP.sub(".", text if self.location is None else f"{self.location}: {text}")
 
 
 class ConfigError(EnergonDaliError, ValueError):

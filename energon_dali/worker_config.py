@@ -6,19 +6,25 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
 from energon_dali.errors import ConfigError
-from energon_dali.plan import mix
 from energon_dali.plan.layout import Layout as Layout
 from energon_dali.plan.layout import divisors
+from energon_dali.plan.rng import mix
+from energon_dali.samples.delivery import Delivery, Role
+from energon_dali.share_group import Axes, axes_of_groups, axes_of_mesh, groups_of_megatron, meet
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from energon_dali.samples.context_parallel import ContextCut
+    from energon_dali.share_group import ShareGroup
 
 AUTO_STREAMS_PER_RANK = 8
 """Streams per rank with num_workers="auto", where num_streams is not given: for 1, 2, 4 or 8 workers."""
@@ -78,6 +84,10 @@ class WorkerConfig(metaclass=_ActiveConfig):
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
+    share_group: ShareGroup | None = None
+    """The ranks that need the same batches as this one; `from_mesh` and `from_groups` find them."""
+    delivery: Delivery | None = None
+    """What this rank gets of each batch; None is all of it."""
     _derived: bool = field(default=False, init=False, repr=False)
     """Whether rank and world size are those of the whole job, as they were known then."""
     is_auto: bool = field(default=False, init=False, repr=False)
@@ -102,6 +112,8 @@ class WorkerConfig(metaclass=_ActiveConfig):
             trace_max_bytes: int = 2**30,
             global_error_handler: ErrorHandler = log_exception,
             restore_error_handler: ErrorHandler = reraise_exception,
+            share_group: ShareGroup | None = None,
+            delivery: Delivery | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -200,6 +212,118 @@ class WorkerConfig(metaclass=_ActiveConfig):
         )
         config._derived = data_parallel_group is None
         return config
+
+    @classmethod
+    def from_mesh(
+        cls,
+        device_mesh: DeviceMesh,
+        *,
+        data: str | Sequence[str],
+        shared: str | Sequence[str] = (),
+        num_workers: int | Literal["auto"] = 4,
+        deliver: Mapping[str, Role] | Literal["megatron"] | None = None,
+        cut: ContextCut | None = None,
+        **kwargs: Any,
+    ) -> WorkerConfig:
+        """Returns the configuration of this process in a mesh. A collective call: every rank of the mesh makes it.
+
+        Ranks that differ only along shared dimensions, such as tensor-parallel ones, get the same batches: on each
+        node one of them reads, and the others take what it has read (docs/parallelism.md).
+
+        Args:
+            device_mesh: A mesh whose dimensions have names.
+            data: Names of the dimensions over which the samples are divided, such as ("dp_replicate", "dp_shard").
+            shared: Names of the dimensions whose ranks need the same batches, such as ("tp", "cp", "pp").
+            num_workers: Worker processes of each rank that reads; "auto" adapts their number.
+            deliver: Which ranks get which fields of a batch, such as {"pixel_values": "first_stage"}: "all",
+                "first_stage", "last_stage" or "ends" of the dimension "pp". "megatron" is what Megatron's models read.
+                None delivers all of them.
+            cut: How the ranks of the dimension "cp" divide a batch; None leaves that to the model.
+            **kwargs: Further fields of WorkerConfig.
+
+        Raises:
+            ConfigError: A name is not of the mesh, a dimension is not mentioned, or a role is unknown.
+        """
+        return cls._from_axes(axes_of_mesh(device_mesh, data, shared), num_workers, deliver, cut, kwargs)
+
+    @classmethod
+    def from_groups(
+        cls,
+        data_parallel_group: ProcessGroup | None = None,
+        *,
+        shared: Mapping[str, ProcessGroup | None],
+        num_workers: int | Literal["auto"] = 4,
+        deliver: Mapping[str, Role] | Literal["megatron"] | None = None,
+        cut: ContextCut | None = None,
+        **kwargs: Any,
+    ) -> WorkerConfig:
+        """Returns the configuration of this process from process groups. A collective call over the shared ones.
+
+        Args:
+            data_parallel_group: The ranks that read different samples; None is the whole world.
+            shared: Groups of ranks that need the same batches, by name, such as {"tp": ..., "cp": ..., "pp": ...}, or
+                one group of all of them under a name of yours. None stands for a group of one.
+            num_workers: As in `from_mesh`.
+            deliver: As in `from_mesh`.
+            cut: As in `from_mesh`.
+            **kwargs: Further fields of WorkerConfig.
+
+        Raises:
+            StateError: torch.distributed is not initialised.
+            ConfigError: A role is unknown.
+        """
+        return cls._from_axes(axes_of_groups(data_parallel_group, shared), num_workers, deliver, cut, kwargs)
+
+    @classmethod
+    def from_megatron(
+        cls,
+        groups: Any = None,
+        *,
+        shared: str | Sequence[str] = ("tp", "cp", "pp"),
+        num_workers: int | Literal["auto"] = 4,
+        deliver: Mapping[str, Role] | Literal["megatron"] | None = None,
+        cut: ContextCut | None = None,
+        **kwargs: Any,
+    ) -> WorkerConfig:
+        """Returns the configuration of this process in a job of Megatron-Core. A collective call.
+
+        Args:
+            groups: `megatron.core.parallel_state`, a ProcessGroupCollection, or None, which imports the former.
+            shared: Which of its groups need the same batches: "tp", "cp", "pp". Leave "pp" out where only some stages
+                take batches.
+            num_workers: As in `from_mesh`.
+            deliver: As in `from_mesh`.
+            cut: As in `from_mesh`.
+            **kwargs: Further fields of WorkerConfig.
+
+        Raises:
+            StateError: torch.distributed is not initialised.
+            ConfigError: Megatron-Core is not installed, or a role is unknown.
+        """
+        found = groups_of_megatron(groups)
+        names = (shared,) if isinstance(shared, str) else shared
+        axes = axes_of_groups(found["dp"], {name: found[name] for name in names})
+        return cls._from_axes(axes, num_workers, deliver, cut, kwargs)
+
+    @classmethod
+    def _from_axes(
+        cls,
+        axes: Axes,
+        num_workers: int | Literal["auto"],
+        deliver: Mapping[str, Role] | Literal["megatron"] | None,
+        cut: ContextCut | None,
+        kwargs: dict[str, Any],
+    ) -> WorkerConfig:
+        delivery = Delivery(axes.place, deliver, cut)
+        return cls(
+            rank=axes.rank,
+            world_size=axes.world_size,
+            data_parallel_group=axes.data_parallel_group,
+            num_workers=num_workers,
+            share_group=meet(axes.shared),
+            delivery=None if delivery.changes_nothing else delivery,
+            **kwargs,
+        )
 
     def with_workers(self, num_workers: int) -> WorkerConfig:
         """Returns a copy for another number of workers and the same streams.
@@ -396,9 +520,9 @@ class WorkerConfig(metaclass=_ActiveConfig):
         return hash((self.rank, self.world_size, self.num_workers))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process group cannot be pickled, and workers do not need it.
+        # Process groups and sockets cannot be pickled, and workers do not need them.
         state = {name: getattr(self, name) for name in self.__slots__}
-        state["data_parallel_group"] = None
+        state["data_parallel_group"] = state["share_group"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

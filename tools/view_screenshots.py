@@ -112,7 +112,7 @@ def write_videos(folder: Path) -> None:
 
 def damage(folder: Path) -> None:
     """Overwrites the middle of some images of a dataset, so that they no longer decode."""
-    from energon_dali.view.folder_dataset import FolderDataset
+    from energon_dali.view.dataset import FolderDataset
 
     dataset = FolderDataset(str(folder))
     for index in (17, 60, 61, 130):

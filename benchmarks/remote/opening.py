@@ -2,7 +2,8 @@
 
 The server of `s3_server` adds a latency to each request. Each case runs in a process of its own, which prints seconds,
 processor time and the requests that were counted. One case gives each dataset of the same metadataset to
-`get_train_dataset` by itself, one after the other: what opening would take without fetching files together.
+`get_train_dataset` by itself, one after the other: what opening would take without fetching files together. In the last
+cases the processes of a node open the metadataset several times each, as ranks of one job and each for itself.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ DATASET = {
     "field_map": {"text": "txt"},
 }
 FORM = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+
+
+TOGETHER = {"ranks of a job": "benchmark", "ranks apart": ""}
+"""Cases of several processes, and the name of their job."""
+PROCESSES, OPENINGS = 8, 8
+"""How many processes there are, and how often each of them opens the metadataset."""
 
 
 def make_datasets(folder: Path, count: int) -> None:
@@ -69,6 +76,9 @@ def open_path(kind: str, size: int) -> dict[str, float]:
             get_train_dataset(f"{base}/dataset_{number:04d}", worker_config=config, batch_size=4)
             for number in range(size)
         ]
+    elif kind in TOGETHER:
+        for _ in range(OPENINGS):
+            opened = get_train_dataset(f"{base}/blend_{size}.yaml", worker_config=config, batch_size=4)
     else:
         opened = get_train_dataset(f"{base}/{kind}_{size}.yaml", worker_config=config, batch_size=4)
     seconds = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
@@ -85,16 +95,26 @@ def open_path(kind: str, size: int) -> dict[str, float]:
 def measure(server: S3Server, kind: str, size: int) -> dict[str, Any]:
     """Returns the numbers of one case, which runs in a process of its own."""
     before = server.counters()
-    environment = {**os.environ, **server.environment(), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **server.environment(), "PYTHONPATH": str(ROOT), "ENERGON_DALI_JOB": ""}
     command = [sys.executable, "-m", "benchmarks.remote.opening", "--case", kind, str(size)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    if kind in TOGETHER:
+        environment["ENERGON_DALI_JOB"] = TOGETHER[kind]
+    running = [
+        subprocess.Popen(command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(PROCESSES if kind in TOGETHER else 1)
+    ]
+    printed = [process.stdout.readline() for process in running if process.stdout is not None]
+    for process in running:
+        process.communicate()  # all stay until all have opened, as ranks do
+    if any(process.returncode for process in running):
+        raise RuntimeError(f"{' '.join(command)} failed; its output is above.")
+    found = [json.loads(text) for text in printed]
     counters = server.counters()
     return {
         "kind": kind,
         "datasets": size,
-        **json.loads(done.stdout.splitlines()[-1]),
+        "processes": len(running),
+        **{name: max(one[name] for one in found) for name in found[0]},
         "requests": {
             method: number - before["requests"].get(method, 0) for method, number in counters["requests"].items()
         },
@@ -112,11 +132,12 @@ def main() -> None:
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(open_path(options.case[0], int(options.case[1]))))
+        print(json.dumps(open_path(options.case[0], int(options.case[1]))), flush=True)
+        sys.stdin.read()
         return
     count = options.datasets
     cases = [("one by one", max(1, count // 10)), ("blend", 1), ("blend", max(1, count // 10))]
-    cases += [("blend", count), ("nested", count), ("validation", count)]
+    cases += [("blend", count), ("nested", count), ("validation", count), *((kind, count) for kind in TOGETHER)]
     results = []
     with tempfile.TemporaryDirectory(prefix="energon-dali-opening-") as folder:
         make_datasets(Path(folder), count)

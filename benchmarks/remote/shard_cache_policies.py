@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_dali.plan import BlendPlan, Slices, SourcePlan
+from energon_dali.plan.mixtures import BlendPlan
 from energon_dali.plan.plan import Plan
 from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 
 BLOCK_BYTES = 4 << 20
 NEVER = int(np.iinfo(np.int64).max)

@@ -12,11 +12,10 @@ from energon_dali.assembly.pipeline import batch_stages, encode_stages
 from energon_dali.cache import FileStore, open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.blend import BlendDataset
-from energon_dali.datasets.mixing.concat import ConcatDataset
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError
@@ -193,14 +192,11 @@ class Builder:
         self,
         *,
         datasets: Sequence[LoadedDataset],
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        batch_drop_last: bool = False,
-        packing_buffer_size: int | None = None,
         virtual_epoch_length: int = 0,
         shuffle_buffer_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
+        **stages: Any,
     ) -> Dataset:
         """Returns the mixture of training datasets, through the encoder's own stages.
 
@@ -223,18 +219,15 @@ class Builder:
             tree = RepeatDataset(tree)
         if shuffle_buffer_size is not None and shuffle_buffer_size > 1:
             tree = ShuffleBufferDataset(tree, shuffle_buffer_size)
-        tree = self._through_stages(tree, worker_config, batch_size, batch_drop_last, packing_buffer_size)
+        tree = self._through_stages(tree, **stages)
         return EpochizeDataset(tree, virtual_epoch_length) if virtual_epoch_length > 0 else tree
 
     def validate(
         self,
         *,
         datasets: Sequence[LoadedDataset],
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        batch_drop_last: bool = False,
-        packing_buffer_size: int | None = None,
         limit: int | None = None,
+        **stages: Any,
     ) -> Dataset:
         """Returns the validation datasets one after the other, through the encoder's own stages.
 
@@ -245,16 +238,17 @@ class Builder:
             raise ConfigError("build_val_datasets was given no dataset. Give those that the hook received, or some.")
         parts = [self.load(one) for one in datasets]
         tree: Dataset = ConcatDataset(*parts) if len(parts) > 1 else parts[0]
-        tree = self._through_stages(tree, worker_config, batch_size, batch_drop_last, packing_buffer_size)
+        tree = self._through_stages(tree, **stages)
         return tree if limit is None else LimitDataset(tree, limit)
 
     def _through_stages(
         self,
         tree: Dataset,
+        *,
         worker_config: WorkerConfig,
         batch_size: int | None,
-        batch_drop_last: bool,
-        packing_buffer_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
     ) -> Dataset:
         encoder = self._options.encoder
         encoded = encoder.build_encode_sample(tree, worker_config=worker_config)

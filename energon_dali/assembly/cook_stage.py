@@ -18,17 +18,10 @@ from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError
 from energon_dali.samples import CrudeSample
 from energon_dali.shards import JsonlReader, ShardReader
-from energon_dali.task_encoder import (
-    Cooker,
-    TaskEncoder,
-    choose_cooker,
-    failure_tolerance,
-    function_name,
-    hook_names,
-    is_stateless,
-    overridden,
-)
 from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one
+from energon_dali.task_encoder.cooking import Cooker, choose_cooker
+from energon_dali.task_encoder.encoder import TaskEncoder, function_name, hook_names, overridden
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless
 
 
 @dataclass(frozen=True)

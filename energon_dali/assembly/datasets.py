@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.assembly.builder import Builder, builds_itself
-from energon_dali.assembly.mixture import blend_sources, chain_sources, open_plain_sources, open_sources
+from energon_dali.assembly.mixture import LoadedSource, blend_sources, chain_sources, open_sources
 from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.followed import FollowedDataset
 from energon_dali.datasets.grouping.global_batch import OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
-from energon_dali.errors import EmptyDatasetError
+from energon_dali.errors import ConfigError, EmptyDatasetError
+from energon_dali.metadataset.reference import ResolvedBlend
 from energon_dali.plan.global_step import Uneven
+from energon_dali.shards.documents.content import excerpt
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -83,35 +86,14 @@ def get_train_dataset(
         ConfigError: An argument is invalid.
         DatasetError: The dataset cannot be read, or has no samples to repeat (EmptyDatasetError).
     """
-    options = DatasetOptions.of_call(
-        task_encoder,
-        worker_config,
-        kwargs,
-        split_part=split_part,
-        training=True,
-        repeat=repeat,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        packing_first_buffer_size=packing_first_buffer_size,
-        shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        virtual_epoch_length=virtual_epoch_length,
-        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        blend_by=blend_by,
-        global_batch_size=global_batch_size,
-        uneven=uneven,
-        on_missing=on_missing,
-    )
-    if builds_itself(options.encoder):
-        blend, sources = open_plain_sources(path, options)
-        if repeat:
-            _refuse_empty(sources, split_part, hint=".")
-        return Builder(blend, sources, options).build()
-    blend, opened = open_sources(path, options)
+    options = _options_of(locals(), training=True)
+    asked = _describe_call("get_train_dataset", path, options)
+    if options.is_follower:
+        return FollowedDataset(options.worker_config, asked)
+    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
     if repeat:
-        _refuse_empty([one.source for one in opened], split_part, hint=".")
-    return build_stages(blend_sources(blend, opened, options), options)
+        _refuse_empty(opened, split_part, hint=".")
+    return _tree_of(blend, opened, options, asked)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -152,27 +134,14 @@ def get_val_dataset(
         ConfigError: An argument is invalid.
         DatasetError: The dataset cannot be read, or has no samples (EmptyDatasetError).
     """
-    options = DatasetOptions.of_call(
-        task_encoder,
-        worker_config,
-        kwargs,
-        split_part=split_part,
-        training=False,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        limit=limit,
-        global_batch_size=global_batch_size,
-    )
-    if builds_itself(options.encoder):
-        blend, sources = open_plain_sources(path, options)
-        if not allow_empty:
-            _refuse_empty(sources, split_part)
-        return Builder(blend, sources, options).build()
-    _, opened = open_sources(path, options)
+    options = _options_of(locals(), training=False)
+    asked = _describe_call("get_val_dataset", path, options)
+    if options.is_follower:
+        return FollowedDataset(options.worker_config, asked)
+    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
     if not allow_empty:
-        _refuse_empty([one.source for one in opened], split_part)
-    return build_stages(chain_sources(opened, options), options)
+        _refuse_empty(opened, split_part)
+    return _tree_of(blend, opened, options, asked)
 
 
 @explain_call(options=DATASET_OPTIONS)
@@ -196,42 +165,72 @@ def get_val_datasets(
         ConfigError: An argument is invalid.
         DatasetError: A dataset cannot be read, or has no samples (EmptyDatasetError).
     """
-    options = DatasetOptions.of_call(
-        task_encoder,
-        worker_config,
-        kwargs,
-        split_part=split_part,
-        training=False,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        limit=limit,
-        global_batch_size=global_batch_size,
+    options = _options_of(locals(), training=False)
+    if options.is_follower:
+        raise ConfigError(
+            "get_val_datasets opens what it lists, and another rank opens datasets for this one. Give the datasets to "
+            "get_val_dataset one by one, or let every rank read (leave `shared` out of this WorkerConfig)."
+        )
+    asked = _describe_call("get_val_datasets", path, options)
+    blend, opened = open_sources(path, options, plain=builds_itself(options.encoder))
+    for one in () if allow_empty else opened:
+        _refuse_empty([one], split_part)
+    return [
+        (_tree_of(replace(blend, sources=(reference,)), [one], options, asked), one.source)
+        for reference, one in zip(blend.sources, opened, strict=True)
+    ]
+
+
+def _options_of(call: dict[str, Any], *, training: bool) -> DatasetOptions:
+    """Returns the options of a call of one of the functions above.
+
+    Args:
+        call: All of its arguments, by name.
+        training: Whether it opens a dataset for training.
+    """
+    own = {name: value for name, value in call.items() if name not in ("path", "allow_empty")}
+    return DatasetOptions.of_call(
+        own.pop("task_encoder"), own.pop("worker_config"), own.pop("kwargs"), training=training, **own
     )
+
+
+def _tree_of(
+    blend: ResolvedBlend, opened: Sequence[LoadedSource], options: DatasetOptions, asked: str
+) -> SavableDataset[Any]:
+    """Returns the tree of datasets over open sources, whose references `blend` has in the same order.
+
+    Args:
+        blend: The references.
+        opened: The sources.
+        options: Options of the call.
+        asked: How the program asked for the dataset.
+    """
     if builds_itself(options.encoder):
-        blend, sources = open_plain_sources(path, options)
-        for source in () if allow_empty else sources:
-            _refuse_empty([source], split_part)
-        return [
-            (Builder(replace(blend, sources=(reference,)), [source], options).build(), source)
-            for reference, source in zip(blend.sources, sources, strict=True)
-        ]
-    _, opened = open_sources(path, options)
-    if not allow_empty:
-        for one in opened:
-            _refuse_empty([one.source], split_part)
-    return [(build_stages(chain_sources([one], options), options), one.source) for one in opened]
+        tree = Builder(blend, [one.source for one in opened], options).build()
+    elif options.training:
+        tree = build_stages(blend_sources(blend, opened, options), options)
+    else:
+        tree = build_stages(chain_sources(opened, options), options)
+    tree.__dict__["asked_as"] = asked
+    return tree
+
+
+def _describe_call(function: str, path: AnyPath, options: DatasetOptions) -> str:
+    """Returns how a program asked for a dataset: ranks that share its batches compare it."""
+    numbers = {name: getattr(options, name) for name in ("batch_size", "global_batch_size", "packing_buffer_size")}
+    given = "".join(f", {name}={value}" for name, value in numbers.items() if value is not None)
+    return f"{function}({excerpt(path)}, split_part={options.split_part!r}{given})"
 
 
 def _refuse_empty(
-    sources: Sequence[Source],
+    opened: Sequence[LoadedSource],
     split_part: str,
     hint: str = ", or pass allow_empty=True to validate on nothing.",
 ) -> None:
     """Refuses datasets that have no samples in total: training or validation on nothing would look like success."""
-    if not any(source.num_samples for source in sources):
+    if not any(one.source.num_samples for one in opened):
         raise EmptyDatasetError(
-            f"{', '.join(source.name for source in sources)} has no sample in the split part {split_part!r}. Prepare "
+            f"{', '.join(one.source.name for one in opened)} has no sample in the split part {split_part!r}. Prepare "
             f"the dataset with a split that gives this part some (a split takes whole shards), or choose another "
             f"split_part{hint}"
         )

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_dali.assembly.factory_loader import FactoryLoader, SampleFactory
-from energon_dali.assembly.joined_sample import JoinedSampleLoader
 from energon_dali.assembly.opened_source import OpenedSource, order_samples
 from energon_dali.assembly.options import DatasetOptions
+from energon_dali.assembly.sample_loaders import FactoryLoader, JoinedSampleLoader, SampleFactory
 from energon_dali.datasets.row_sources import Source
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.join.joined_reader import JoinedReader

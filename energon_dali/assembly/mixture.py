@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_dali.assembly.cook_stage import CookStage, cook, cook_stage
 from energon_dali.assembly.identities import Identities
-from energon_dali.assembly.opened_source import located, open_source, start_reading
+from energon_dali.assembly.opened_source import open_source, start_reading
 from energon_dali.assembly.options import DatasetOptions, check_path, overridden_build_hooks
 from energon_dali.assembly.pipeline import block_size
 from energon_dali.cache import open_store
@@ -18,20 +18,16 @@ from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError, DatasetError
-from energon_dali.metadataset.document import YAML_SUFFIXES
+from energon_dali.metadataset.document import YAML_SUFFIXES, located
 from energon_dali.metadataset.files import files_of_source, files_of_stores, is_local
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
-from energon_dali.plan import (
-    BlendPlan,
-    ConcatPlan,
-    EpochizedBlendPlan,
-    GlobalBatchPlan,
-    Plan,
-    RepeatedPlan,
-    SourcePlan,
-)
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
+from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples import CrudeSample
 from energon_dali.shards.documents.opening import Opening, opening_files
 
@@ -43,63 +39,46 @@ class LoadedSource:
     source: Source
     """Its samples, crude ones as they are."""
     cook: CookStage | None
-    """How crude samples are cooked; None if they are not crude."""
+    """How crude samples are cooked; None if they are not crude, or if the task encoder cooks them itself."""
 
 
-def open_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, list[LoadedSource]]:
+def open_sources(
+    path: object, options: DatasetOptions, *, plain: bool = False
+) -> tuple[ResolvedBlend, list[LoadedSource]]:
     """Returns (the references of a path's datasets, the open datasets in the same order).
 
     Args:
         path: The path that the user gave.
         options: Options of the call.
+        plain: The task encoder puts the datasets together itself. They do not repeat, and shuffle over no window, as it
+            adds both; and crude samples are not cooked.
 
     Raises:
-        ConfigError: It is not a path, has no such split, or an option is invalid for it.
-        DatasetError: A dataset cannot be read. For a metadataset the message names file, line and key.
-        UntrustedCodeError: A dataset names or contains code that the user did not allow.
-        StorageError: A file cannot be read.
-    """
-    with opening_files() as opening:
-        return _open_sources(_resolve(path, options), options, opening)
-
-
-def open_plain_sources(path: object, options: DatasetOptions) -> tuple[ResolvedBlend, list[Source]]:
-    """Returns (the references of a path's datasets, their sources), for a task encoder that puts them together itself.
-
-    The sources do not repeat, and shuffle over no window: the task encoder adds both. Crude samples are not cooked.
-
-    Args:
-        path: The path that the user gave.
-        options: Options of the call.
-
-    Raises:
-        ConfigError: It is not a path, has no such split, an option is invalid for it, or weights change over time.
+        ConfigError: It is not a path, has no such split, an option is invalid for it, or weights change over time and
+            the task encoder puts the datasets together.
         DatasetError: A dataset cannot be read. For a metadataset the message names file, line and key.
         UntrustedCodeError: A dataset names or contains code that the user did not allow.
         StorageError: A file cannot be read.
     """
     with opening_files() as opening:
         blend = _resolve(path, options)
-        if options.training and blend.schedule is not None:
+        if plain and options.training and blend.schedule is not None:
             hooks = " and ".join(overridden_build_hooks(options.encoder))
             raise ConfigError(
                 "The metadataset has weights that change while the job runs, which need global batches, and "
                 f"{type(options.encoder).__name__} overrides {hooks}, which exclude them. Use the other hooks and "
                 "global_batch_size (docs/global-batches.md#weights-over-time), or constant weights."
             )
-        return blend, _sources(blend, replace(options, shuffle_buffer_size=None), opening, repeat=False)
-
-
-def _open_sources(
-    blend: ResolvedBlend, options: DatasetOptions, opening: Opening
-) -> tuple[ResolvedBlend, list[LoadedSource]]:
-    repeat = options.training and options.repeat and not blend.is_epochized
-    sources = _sources(blend, options, opening, repeat)
-    loaded = []
-    for reference, source in zip(blend.sources, sources, strict=True):
-        with located(reference):
-            loaded.append(LoadedSource(source, _cook_stage(source, reference, options)))
-    return blend, loaded
+        if plain:
+            options = replace(options, shuffle_buffer_size=None)
+        repeat = options.training and options.repeat and not blend.is_epochized and not plain
+        sources = _sources(blend, options, opening, repeat)
+        loaded = []
+        for reference, source in zip(blend.sources, sources, strict=True):
+            with located(reference.location):
+                cook = None if plain else _cook_stage(source, reference, options)
+                loaded.append(LoadedSource(source, cook))
+        return blend, loaded
 
 
 def _sources(blend: ResolvedBlend, options: DatasetOptions, opening: Opening, repeat: bool) -> list[Source]:

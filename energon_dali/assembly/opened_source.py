@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from energon_dali.assembly.factory_loader import FactoryLoader, SampleFactory
 from energon_dali.assembly.identities import Identities, SourceConfig
-from energon_dali.assembly.joined_sample import JoinedSampleLoader
 from energon_dali.assembly.options import DatasetOptions, check_number
+from energon_dali.assembly.sample_loaders import FactoryLoader, JoinedSampleLoader, SampleFactory
 from energon_dali.assembly.sample_recipe import SampleRecipe, read_recipe
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode import SampleDecoder
-from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
-from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.metadataset.document import located
+from energon_dali.metadataset.files import is_local, read_folder_files, read_join_files
 from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
+from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.metadataset.subset import take_subset
-from energon_dali.plan import Slices, SourcePlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, opening_files
@@ -103,7 +104,7 @@ def open_source(
             read = start_reading(reference, options, opening)
             return open_source(reference, number, options, repeat, read, identities, factory)
     identities = identities or Identities()
-    with located(reference):
+    with located(reference.location):
         if reference.join is not None:
             opened = _open_join(reference, number, options, files)
         elif reference.is_jsonl:
@@ -161,7 +162,7 @@ def order_samples(
         repeat=repeat,
         **order,
     )
-    with located(reference):
+    with located(reference.location):
         _check_slices(plan)
     return Source(
         plan,
@@ -201,32 +202,11 @@ def _check_slices(plan: SourcePlan) -> None:
         )
 
 
-@contextmanager
-def located(reference: SourceReference) -> Iterator[None]:
-    """Prefixes errors about a source with its location in the metadataset that names it.
-
-    Raises:
-        ConfigError: One was raised inside.
-        DatasetFormatError: One was raised inside.
-        UntrustedCodeError: One was raised inside.
-        StorageError: One was raised inside.
-    """
-    try:
-        yield
-    except (ConfigError, DatasetFormatError, UntrustedCodeError, StorageError) as error:
-        if reference.location is None or str(error).startswith(str(reference.location)):
-            raise
-        # Subclasses of the four may take other arguments; callers catch the four.
-        kinds = (ConfigError, DatasetFormatError, UntrustedCodeError, StorageError)
-        kind = next(kind for kind in kinds if isinstance(error, kind))
-        raise kind(f"{reference.location}: {error}") from error
-
-
 def _open_folder(
     reference: SourceReference,
     number: int,
     options: DatasetOptions,
-    files: Callable[[], FolderFiles],
+    files: Callable[[], tuple[WebdatasetFolder, Slices]],
     identities: Identities,
     factory: SampleFactory | None,
 ) -> OpenedSource:
@@ -236,8 +216,7 @@ def _open_folder(
             f"{reference.path} {what}. Give the folder that holds the shards: `energon-dali prepare FOLDER` makes a "
             "dataset of it, and split parts choose some of its shards."
         )
-    found = files()
-    folder = found.folder
+    folder, ranges = files()
     load: SampleLoader | FactoryLoader
     recipe: SampleRecipe | None = None
     if factory is None:
@@ -255,9 +234,7 @@ def _open_folder(
         load = _loader(recipe, reference.subflavors, folder, number, options)
         reader = _reader(folder, recipe, load, options)
         sample_type = recipe.sample_type.__name__
-    if isinstance(found.ranges, Exception):
-        raise found.ranges
-    ranges = take_subset(found.ranges, folder.shard_counts, reference.subset)
+    ranges = take_subset(ranges, folder.shard_counts, reference.subset)
     order = {} if recipe is None else recipe.order
     return OpenedSource(ranges, reader, load, identities.of(folder), sample_type, order)
 
@@ -306,7 +283,10 @@ def _open_jsonl(
 
 
 def _open_join(
-    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JoinFiles]
+    reference: SourceReference,
+    number: int,
+    options: DatasetOptions,
+    files: Callable[[], tuple[list[ColumnFolder], JoinIndexFile]],
 ) -> OpenedSource:
     join = reference.join
     assert join is not None, "open_source calls it for joins"
@@ -315,15 +295,14 @@ def _open_join(
             raise ConfigError(
                 f"{name}= applies to one dataset, and a join reads several, each with a dataset.yaml. Leave it out."
             )
-    joiner = load_joiner(join.joiner, reference.location, allow_imports=options.source.allow_imports)
+    joiner = load_joiner(join.joiner, allow_imports=options.source.allow_imports)
     names = [column.name for column in join.columns if column.name is not None]
     if names and getattr(joiner, "__func__", None) is Sample.from_joined.__func__:  # type: ignore[attr-defined]
         raise ConfigError(
             f"{join.joiner.name} takes joined samples by position, and the join names them {', '.join(names)}. Write "
             "the join as a list, give the class a from_joined with these arguments, or join by a function."
         )
-    found = files()
-    columns = found.columns
+    columns, index = files()
     recipes = [read_recipe(column.folder) for column in columns]
     for column, recipe in zip(columns, recipes, strict=True):
         if recipe.factory is not None:
@@ -344,9 +323,7 @@ def _open_join(
         _reader(column.folder, recipe, load, options)
         for column, recipe, load in zip(columns, recipes, loaders, strict=True)
     ]
-    if isinstance(found.index, Exception):
-        raise found.index
-    reader = JoinedReader(found.index, readers, [column.shards for column in columns])
+    reader = JoinedReader(index, readers, [column.shards for column in columns])
     load = JoinedSampleLoader(
         loaders,
         joiner,
@@ -355,11 +332,8 @@ def _open_join(
         seed=options.worker_config.seed_offset,
         source_number=number,
     )
-    return OpenedSource(reader.ranges(reference.subset), reader, load, _join_uuid(columns), join.joiner.name)
-
-
-def _join_uuid(columns: Sequence[ColumnFolder]) -> str:
-    return "+".join(column.folder.uuid for column in columns)
+    uuid = "+".join(column.folder.uuid for column in columns)
+    return OpenedSource(reader.ranges(reference.subset), reader, load, uuid, join.joiner.name)
 
 
 def _reader(folder: WebdatasetFolder, recipe: SampleRecipe, load: SampleLoader, options: DatasetOptions) -> ShardReader:

@@ -22,9 +22,9 @@ from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.global_batches import GLOBAL_LANES
 from energon_dali.plan.global_step import UNEVEN, Uneven
 from energon_dali.shards import PartList
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder, overridden
 from energon_dali.task_encoder.building import BUILD_HOOKS
-from energon_dali.task_encoder.encoder import HOOKS
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import HOOKS, TaskEncoder, overridden
 from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks
 from energon_dali.worker_config import WorkerConfig
 
@@ -202,6 +202,12 @@ class DatasetOptions:
                 "out."
             )
 
+    @property
+    def is_follower(self) -> bool:
+        """Whether another rank reads the dataset for this one."""
+        group = self.worker_config.share_group
+        return group is not None and group.is_follower
+
     @classmethod
     def of_call(
         cls,
@@ -212,7 +218,7 @@ class DatasetOptions:
     ) -> DatasetOptions:
         """Returns the options of a call.
 
-        Called by the function that `explain_call` wraps, so that warnings name the user's line.
+        Called by a helper of the function that `explain_call` wraps, so that warnings name the user's line.
 
         Args:
             task_encoder: The user's; None is DefaultTaskEncoder().
@@ -229,17 +235,17 @@ class DatasetOptions:
             warnings.warn(
                 f"{type(encoder).__name__}.{name} is not a hook, and nothing in the class calls it. Did you mean "
                 f"{hook}? Rename it; a helper may begin with an underscore.",
-                stacklevel=4,
+                stacklevel=5,
             )
         old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
         if kwargs.pop("handler", None) is not None:
             warnings.warn(
                 "handler is ignored: set WorkerConfig(global_error_handler=...) instead.",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         if old:
-            encoder = _with_old_decoder(encoder, old, stacklevel=5)
+            encoder = _with_old_decoder(encoder, old, stacklevel=6)
         if kwargs.get("subflavors") is None:
             kwargs.pop("subflavors", None)
         if isinstance(kwargs.get("part_filter"), (list, tuple, set, frozenset)):

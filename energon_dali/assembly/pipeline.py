@@ -14,13 +14,12 @@ from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.worker_border import DecodeDataset, WorkerBorder
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import failure_tolerance, hook_names, is_stateless, overridden
-from energon_dali.task_encoder.encoder import batch_function
+from energon_dali.task_encoder.encoder import batch_function, hook_names, overridden
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless
 
 LARGEST_BLOCK = 64
 """Most samples per block: enough to keep every decode thread busy, few enough to arrive early."""

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from energon_dali import samples
-from energon_dali.assembly.factory_loader import SampleFactory, import_factory
+from energon_dali.assembly.sample_loaders import SampleFactory, import_factory
 from energon_dali.errors import DatasetFormatError
 from energon_dali.samples import CrudeSample
 from energon_dali.samples.base import BASE_FIELDS

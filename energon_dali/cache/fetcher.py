@@ -3,23 +3,134 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import itertools
 import logging
 import os
+import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from energon_dali.cache.cache_entry import CacheEntry, Progress
-from energon_dali.errors import DatasetError
+import cloudpickle
+
+from energon_dali.cache.file_store import FileStore
+from energon_dali.errors import DatasetError, FileMissingError
 from energon_dali.samples import SourceInfo
+from energon_dali.shards.storage.request_pool import RequestPool
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
 """A waiting thread looks this often for references that were dropped without a notification."""
 _JOIN_SECONDS = 5.0
+
+
+class Progress(Enum):
+    """Where a file is."""
+
+    DIRECT = "direct"
+    """It is not cached, or not yet: the thread that wants it reads it from its store."""
+    STORED = "stored"
+    """It is on disk."""
+    HELD = "held"
+    """It is in memory, because it was wanted before there was room on disk."""
+    FAILED = "failed"
+    """It could not be fetched."""
+
+
+@dataclass(slots=True, eq=False)
+class CacheEntry:
+    """A file, shared by all references to it."""
+
+    key: Hashable
+    """Equal for all references to the same file."""
+    store: FileStore[Any] | None
+    """Where it is read; None for a value of `to_cache`."""
+    name: str
+    """Name of the file."""
+    decoded: bool
+    """Whether to keep what the store returns, instead of the encoded file."""
+    progress: Progress = Progress.DIRECT
+    references: int = 1
+    wanted: int = 0
+    """Number of threads that wait for it."""
+    size: int = 0
+    """Bytes on disk."""
+    path: Path | None = None
+    digest: bytes = b""
+    pickled: bool = False
+    """Whether the file on disk is a pickle."""
+    content: Any = None
+    source: SourceInfo | None = None
+    error: Exception | None = None
+    request: Future[None] | None = None
+    """Fetches it; None for a value of `to_cache`."""
+
+    def read_store(self) -> tuple[Any, SourceInfo | None]:
+        """Returns (content, where it was read) directly from the store.
+
+        Raises:
+            FileMissingError: There is no such file.
+            DatasetError: It cannot be read.
+        """
+        if self.store is None:
+            raise lost_value(self.name)
+        return self.store[self.name] if self.decoded else self.store.read_encoded(self.name)
+
+    def pack(self, content: Any) -> bytes | memoryview:
+        """Returns the bytes to write to disk, and records their digest.
+
+        Raises:
+            Exception: The error of pickle, if the content cannot be pickled.
+        """
+        self.pickled = self.decoded or not isinstance(content, (bytes, memoryview))
+        packed = dump(content) if self.pickled else content
+        self.size = len(packed)
+        if self.pickled:
+            self.digest = hashlib.blake2b(packed, digest_size=16).digest()
+        return packed
+
+    def unpack(self, packed: bytes) -> Any:
+        """Returns the content of bytes that were read from disk; only what this process wrote itself is unpickled.
+
+        Raises:
+            OSError: They differ from what was written.
+        """
+        if len(packed) != self.size:
+            raise OSError(f"{self.path} has {len(packed)} bytes instead of {self.size}")
+        if not self.pickled:
+            return packed
+        if hashlib.blake2b(packed, digest_size=16).digest() != self.digest:
+            raise OSError(f"{self.path} is not what was written")
+        return pickle.loads(packed)
+
+
+def lost_value(name: str) -> FileMissingError:
+    """Returns the error for a value of `to_cache` that is no longer there."""
+    return FileMissingError(
+        f"The cached value {name!r} is gone: its cache pool was closed, or its file was removed. Use it while the "
+        "loader runs."
+    )
+
+
+def dump(value: Any) -> bytes:
+    """Returns a value as a pickle. Classes of a script are pickled by value, and memoryviews become bytes."""
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(value)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is memoryview:
+            return bytes, (bytes(obj),)
+        return super().reducer_override(obj)
 
 
 class Fetcher:
@@ -41,14 +152,13 @@ class Fetcher:
         self.stored_bytes = 0
         self.stored_files = 0
         self._folder = folder
-        self._max_threads = threads
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._change = threading.Condition(threading.Lock())
         self._entries: dict[Hashable, CacheEntry] = {}
-        self._queue: dict[CacheEntry, None] = {}
         self._dropped: deque[CacheEntry] = deque()
-        self._threads: list[threading.Thread] = []
+        self._requests = RequestPool(requests_in_flight=threads, thread_name="energon-dali-cache")
+        self._requests.join(self)
         self._fetching = 0
         self._logged = False
         """Whether a failing disk was logged."""
@@ -65,10 +175,7 @@ class Fetcher:
                 entry.references += 1
                 return entry
             entry = self._entries[key] = make()
-            self._queue[entry] = None
-            if len(self._threads) < min(self._max_threads, len(self._queue) + self._fetching):
-                self._start_thread()
-            self._change.notify_all()
+            entry.request = self._requests.submit(0, self._fetch, entry)
             return entry
 
     def keep(self, entry: CacheEntry, value: Any) -> None:
@@ -94,13 +201,13 @@ class Fetcher:
         try:
             with self._change:
                 self._forget_dropped()
-                if entry.progress is Progress.QUEUED:
-                    self._queue.pop(entry, None)
-                    entry.progress = Progress.DIRECT
                 entry.wanted += 1
                 self._change.notify_all()
-                while entry.progress is Progress.FETCHING and not self.closed:
-                    self._change.wait(_POLL_SECONDS)
+            # What no thread has begun to fetch is read here.
+            while entry.request is not None and not entry.request.cancel() and not self.closed:
+                if wait((entry.request,), _POLL_SECONDS).done:
+                    break
+            with self._change:
                 entry.wanted -= 1
                 progress, error = entry.progress, entry.error
             if progress is Progress.FAILED and error is not None:
@@ -130,23 +237,18 @@ class Fetcher:
     def shut_down(self) -> None:
         """Asks the threads to end. Never waits."""
         self.closed = True
-        if self.pid == os.getpid() and self._change.acquire(blocking=False):
-            self._change.notify_all()
-            self._change.release()
+        if self.pid == os.getpid():
+            self._requests.leave(self)
+            if self._change.acquire(blocking=False):
+                self._change.notify_all()
+                self._change.release()
 
     def join(self) -> None:
         """Waits for the threads, each of which ends after the file that it is fetching."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
+        with self._change:
+            self._change.wait_for(lambda: not self._fetching, _JOIN_SECONDS)
 
     # --- internal; called with the lock held, unless a method says otherwise ---------------------------------------
-
-    def _start_thread(self) -> None:
-        # Daemons: a read that hangs must not keep the process from ending.
-        thread = threading.Thread(target=self._work, name="energon-dali-cache", daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
     def _forget_dropped(self) -> None:
         """Forgets entries without references, and their files."""
@@ -159,7 +261,8 @@ class Fetcher:
             changed = True
             if self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
-            self._queue.pop(entry, None)
+            if entry.request is not None:
+                entry.request.cancel()
             if entry.progress is Progress.STORED:
                 self._release(entry)
         if changed:
@@ -205,35 +308,25 @@ class Fetcher:
             return False
         return True
 
-    def _work(self) -> None:
-        """Thread body, without the lock."""
-        while True:
-            with self._change:
-                while not self._queue and not self.closed:
-                    self._change.wait(_POLL_SECONDS)
-                    self._forget_dropped()
-                if self.closed:
-                    return
-                entry = next(iter(self._queue))
-                del self._queue[entry]
-                entry.progress = Progress.FETCHING
-                self._fetching += 1
-            try:
-                progress = self._fetch(entry)
-            except BaseException as error:  # SystemExit too: it would end the thread, and `take` would wait forever
-                entry.error, progress = _error_of(entry, error), Progress.FAILED
-            with self._change:
-                self._fetching -= 1
-                entry.progress = progress
-                if entry.references <= 0 and progress is Progress.STORED:
-                    self._release(entry)  # dropped while it was written
-                self._change.notify_all()
-            del entry
-
-    def _fetch(self, entry: CacheEntry) -> Progress:
-        """Fetches a file and stores it, without the lock; returns its progress."""
+    def _fetch(self, entry: CacheEntry) -> None:
+        """Runs in a thread, without the lock: fetches a file, and stores it."""
+        with self._change:
+            self._fetching += 1
         try:
-            content, entry.source = entry.context.run(entry.read_store)
+            progress = self._fetch_and_store(entry)
+        except BaseException as error:  # SystemExit too: it would end the thread
+            entry.error, progress = _error_of(entry, error), Progress.FAILED
+        with self._change:
+            self._fetching -= 1
+            entry.progress = progress
+            if entry.references <= 0 and progress is Progress.STORED:
+                self._release(entry)  # dropped while it was written
+            self._change.notify_all()
+
+    def _fetch_and_store(self, entry: CacheEntry) -> Progress:
+        """Fetches a file and stores it, without the lock; returns where it is."""
+        try:
+            content, entry.source = entry.read_store()
             packed = entry.pack(content)
         except Exception as error:
             entry.error = error

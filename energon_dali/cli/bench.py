@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_dali.cli.dataset_options import dataset_options, find_encoder, open_dataset
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -114,7 +114,7 @@ class _Job:
 
     def __init__(self, path: str, given: dict[str, Any]) -> None:
         from energon_dali.diagnosis.rates import STREAMS_PER_RANK
-        from energon_dali.task_encoder import DefaultTaskEncoder
+        from energon_dali.task_encoder.default import DefaultTaskEncoder
 
         self._path = path
         self.num_streams = given["num_streams"] or STREAMS_PER_RANK

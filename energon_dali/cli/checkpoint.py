@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from energon_dali.datasets.cursor_entry import cursor_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config

@@ -18,7 +18,7 @@ from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.shards.index.extents import changed_shard, check_member
 from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
-from energon_dali.shards.storage.path import WindowReader
+from energon_dali.shards.storage import WindowReader
 from energon_dali.shards.storage.protocols import RangeReader
 
 _CACHED_SHARDS = 8

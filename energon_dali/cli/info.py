@@ -15,7 +15,7 @@ from energon_dali.metadataset.loader import load_dataset
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import count_samples
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 from energon_dali.shards.meta.document import META
 
 _USUAL_ORDER = ("train", "val", "test")

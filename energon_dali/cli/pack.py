@@ -12,12 +12,12 @@ from tqdm import tqdm
 from energon_dali.cli.media_options import check_image, progress_bar
 from energon_dali.pack.options import KINDS, PackOptions, parse_columns, parse_split
 from energon_dali.pack.plan import Plan
+from energon_dali.pack.reading import Source
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_dataset
 from energon_dali.pack.sample_types import NEEDS
 from energon_dali.pack.shard_job import STATE
-from energon_dali.pack.sources.source import Source
-from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
+from energon_dali.shards.documents.content import parse_bytes, show_bytes
 
 SHOWN_SKIPPED = 20
 

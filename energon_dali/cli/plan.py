@@ -18,7 +18,7 @@ from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPl
 from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.state_file import find_state_files, read_state_file
-from energon_dali.shards.documents.byte_size import show_bytes
+from energon_dali.shards.documents.content import show_bytes
 
 _SHOWN_STEPS = 10
 """Most steps of a difference that are shown as text; JSON has all of them."""

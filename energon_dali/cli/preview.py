@@ -14,7 +14,7 @@ from energon_dali.calls import import_extra
 from energon_dali.cli.dataset_options import all_parts, file_options
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.samples.transfer import attributes_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -215,7 +215,7 @@ def view(path: str, port: int, opens: bool, batch_size: int, **given: Any) -> No
     for package in ("jinja2", "starlette", "uvicorn"):
         import_extra(package, "The page", "view")
     from energon_dali.view.app import serve
-    from energon_dali.view.options import ViewOptions
+    from energon_dali.view.catalog import ViewOptions
     from energon_dali.view.site import Site
 
     options = ViewOptions(path, batch_size=batch_size or None, **given)

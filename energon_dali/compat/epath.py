@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, overload
 from energon_dali.compat.remote_file import Upload, opened
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards import StoragePath
-from energon_dali.shards.storage.path import dss_location
+from energon_dali.shards.storage import dss_location
 
 DEFAULT_PROFILE_NAME = "__filesystem__"
 """Profile of local paths, as multi-storage-client names it."""

@@ -22,7 +22,10 @@ from energon_dali.datasets.row_sources import Source
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import options_of
 from energon_dali.loader import basic_loader, savable_loader
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.loader.get_loader import kind_of_loader
+from energon_dali.loader.sharing import follower, reader
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -40,6 +43,21 @@ class SavableDataLoader(savable_loader.SavableDataLoader[T], DataLoader[T]):  # 
     _is_accelerate_prepared = True
 
 
+class ReaderLoader(reader.ReaderLoader[T], DataLoader[T]):  # type: ignore[misc, override]
+    """A loader that also gives its batches to the ranks that follow this one."""
+
+    _is_accelerate_prepared = True
+
+
+class FollowerLoader(follower.FollowerLoader[T], DataLoader[T]):  # type: ignore[misc, override]
+    """A loader whose batches another rank of the node reads."""
+
+    _is_accelerate_prepared = True
+
+
+_SHARING: dict[Any, Any] = {reader.ReaderLoader: ReaderLoader, follower.FollowerLoader: FollowerLoader}
+
+
 def get_loader(dataset: SavableDataset[T], **options: Any) -> BasicDataLoader[T]:
     """Returns a loader without state saving.
 
@@ -51,7 +69,8 @@ def get_loader(dataset: SavableDataset[T], **options: Any) -> BasicDataLoader[T]
         ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
-    return BasicDataLoader(dataset, **options)
+    kind: Any = _SHARING.get(kind_of_loader(dataset), BasicDataLoader)
+    return kind(dataset, **options)  # type: ignore[no-any-return]
 
 
 def get_savable_loader(dataset: SavableDataset[T], **options: Any) -> SavableDataLoader[T]:
@@ -65,7 +84,8 @@ def get_savable_loader(dataset: SavableDataset[T], **options: Any) -> SavableDat
         ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
-    return SavableDataLoader(dataset, **options)
+    kind: Any = _SHARING.get(kind_of_loader(dataset), SavableDataLoader)
+    return kind(dataset, **options)  # type: ignore[no-any-return]
 
 
 logger = logging.getLogger("energon_dali.compat")

@@ -8,7 +8,7 @@ import tempfile
 from typing import IO, Any
 
 from energon_dali.shards import StoragePath
-from energon_dali.shards.storage.path import WindowReader
+from energon_dali.shards.storage import WindowReader
 
 
 def opened(path: StoragePath, block_size: int | None, whole: bool) -> IO[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
@@ -21,12 +21,11 @@ from energon_dali.datasets.torch_workers import (
     torch_worker,
 )
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.plan import Cursor, GlobalBatchPlan, mix
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
+from energon_dali.plan.rng import mix
 from energon_dali.samples.base import Key
-
-if TYPE_CHECKING:
-    from energon_dali.decode.interface import Placement
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
@@ -95,15 +94,6 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         seed = self.worker_config.seed_offset
         return mix(seed, self.mixture_position) if self.mixture_position else seed
 
-    def import_libraries(self, placement: Placement) -> None:
-        """Imports what a process would otherwise import when it decodes its first sample.
-
-        Args:
-            placement: The process: a worker, or one that will be forked into workers; or the rank's.
-        """
-        for child in self.children:
-            child.import_libraries(placement)
-
     @property
     def global_batches(self) -> GlobalBatchPlan | None:
         """The plan of the steps of the job; None without global batches.
@@ -119,6 +109,9 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
                 "them. Mix the datasets in a metadataset, and give global_batch_size for that."
             )
         return found
+
+    holds_elements = True
+    """Whether its states hold elements that hooks below made, so that these hooks cannot be added or removed."""
 
     counts_batches = False
     """Whether the stages of a pipeline, up to its batches, are below."""
@@ -137,28 +130,22 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
         twin.worker_config = config
         return twin
 
-    def key_from_source(self, key: Key) -> Key:
-        """Returns the restore key of the element that is made of a sample of a source.
+    rank_limit: RankLimit | None = None
+    """After how many elements an epoch of a rank ends; None if the streams end it.
 
-        Args:
-            key: The restore key of that sample.
-        """
-        (child,) = self.children
-        return child.key_from_source(key)
+    With a limit, the rank runs the dataset below instead and counts the elements of all its streams together.
+    """
 
-    def rank_limit(self) -> RankLimit | None:
-        """Returns after how many elements an epoch of a rank ends; None if the streams end it.
-
-        With a limit, the rank runs the dataset below instead and counts the elements of all its streams together.
-        """
-        return None
-
+    @property
     def plan_obstacle(self) -> str | None:
-        """Returns why the elements of this dataset cannot be planned, in a sentence.
+        """Why the elements of this dataset cannot be planned, in a sentence.
 
         None if integers alone decide which samples each element holds.
         """
         return f"{self.describe()} decides at run time which elements it yields."
+
+    shown_in_config = True
+    """Whether configs name this dataset. False where it changes neither the elements nor their order."""
 
     def describe(self) -> str:
         """Returns one line about this dataset alone, for `str()`."""
@@ -166,12 +153,11 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
 
     def config(self) -> dict[str, Any]:
         """Returns what this dataset does, as plain values. Datasets with equal configs have equal orders."""
-        inner = [child.inner_config() for child in self.children]
+        if not self.shown_in_config:
+            (child,) = self.children
+            return child.config()
+        inner = [inner_config(child) for child in self.children]
         return {"type": type(self).__name__, **({"inner": inner[0] if len(inner) == 1 else inner} if inner else {})}
-
-    def inner_config(self) -> dict[str, Any]:
-        """Returns `config` for a dataset inside another."""
-        return self.config()
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         """Returns the number of elements per epoch in one worker (default 0) of this rank."""
@@ -278,7 +264,7 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
             live = self.__dict__["_live_iteration"] = RankIterator(self, worker=worker)
             if worker is not None:
                 _refuse_rank_decoders(self)
-                limit = self.rank_limit()
+                limit = self.rank_limit
                 if limit is not None and not limit.restart:
                     refuse_restarts(self)
                 if position is not None:  # the process that started this one had begun, or restored a state
@@ -322,16 +308,6 @@ class WrapperDataset(SavableDataset[T]):
     def len_stream(self, stream: int) -> int:
         return self.dataset.len_stream(stream)
 
-    shown_in_config = True
-    """Whether configs name this dataset. False where it changes neither the elements nor their order."""
-
-    def config(self) -> dict[str, Any]:
-        return super().config() if self.shown_in_config else self.dataset.config()
-
-    def inner_config(self) -> dict[str, Any]:
-        """Returns `config` for a dataset inside another."""
-        return self.config() if self.shown_in_config else self.dataset.inner_config()
-
 
 class PassThroughDataset(WrapperDataset[T]):
     """A wrapper that gives elements of the dataset below as they are, so that their restore keys are restored there."""
@@ -348,6 +324,34 @@ class PassThroughDataset(WrapperDataset[T]):
         return self.dataset.restore_samples(keys)
 
 
+def walk(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
+    """Yields the datasets of a tree, each before those that it reads from.
+
+    Args:
+        dataset: The outermost dataset.
+    """
+    yield dataset
+    for child in dataset.children:
+        yield from walk(child)
+
+
+def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
+    """Returns what a plan cannot know about the elements of a tree, a sentence for each dataset; [] for nothing."""
+    found = [one.plan_obstacle for one in walk(dataset)]
+    return list(dict.fromkeys(text for text in found if text is not None))
+
+
+def inner_config(dataset: SavableDataset[Any]) -> dict[str, Any]:
+    """Returns the config of a dataset inside another, with the length of its epochs, on which the order above depends.
+
+    The config itself has no length: it only says where epochs end, and may change from run to run.
+    """
+    config = dataset.config()
+    while not dataset.shown_in_config:
+        (dataset,) = dataset.children
+    return config if dataset.rank_limit is None else {**config, "length": dataset.rank_limit.length}
+
+
 def _refuse_rank_decoders(dataset: SavableDataset[Any]) -> None:
     """Checks that no decoder of a tree belongs in the process that trains.
 
@@ -357,12 +361,11 @@ def _refuse_rank_decoders(dataset: SavableDataset[Any]) -> None:
     Raises:
         ConfigError: One does: worker processes may be copies of a process that uses the GPU.
     """
-    decoder = getattr(dataset, "decoder", None)
-    if decoder is not None and decoder.placement == "rank":
-        kind = type(decoder).__name__
-        raise ConfigError(
-            f"A {kind} decodes in the process that trains, and a worker process of a torch DataLoader would run it. "
-            f"Use get_savable_loader(dataset), whose workers leave decoding to the {kind}, or a SampleDecoder."
-        )
-    for child in dataset.children:
-        _refuse_rank_decoders(child)
+    for one in walk(dataset):
+        decoder = getattr(one, "decoder", None)
+        if decoder is not None and decoder.placement == "rank":
+            kind = type(decoder).__name__
+            raise ConfigError(
+                f"A {kind} decodes in the process that trains, and a worker process of a torch DataLoader would run "
+                f"it. Use get_savable_loader(dataset), whose workers leave decoding to the {kind}, or a SampleDecoder."
+            )

@@ -12,12 +12,11 @@ import numpy as np
 
 from energon_dali.datasets.row_sources import Reads, Source
 from energon_dali.errors import DatasetError, EmptyDatasetError
-from energon_dali.plan import Rows, sample_seeds
-from energon_dali.plan.plan import RowSource
-from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.plan import Rows, RowSource
+from energon_dali.plan.rng import Int64Array, sample_seeds
 from energon_dali.shards import RawSample
 from energon_dali.shards.storage.forks import drop_in_child
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.request_pool import call_together
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import StreamContext

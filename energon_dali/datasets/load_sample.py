@@ -8,27 +8,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from energon_dali.av import AVData
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.decode import Decoded, Decoder, MediaHandle
 from energon_dali.decode.basic import REFUSED_PICKLE
+from energon_dali.decode.interface import Placement
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import DatasetFormatError, DecodeError
-from energon_dali.plan import sample_seeds, source_seed
-from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.rng import Int64Array, sample_seeds, source_seed
 from energon_dali.samples import Clips, CrudeSample, SourceInfo
 from energon_dali.samples.base import BASE_FIELDS, Key, set_restore_key
 from energon_dali.shards import PartList, RawSample
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.metrics import Metrics
-    from energon_dali.decode.interface import Placement
 
 _NAME_NUMBERS: dict[str, int] = {}
 _KEPT_NAMES = 1000

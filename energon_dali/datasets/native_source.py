@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import count_routes, decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError
-from energon_dali.plan import SourcePlan
 from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards import RawSample, ShardReader
-
-T = TypeVar("T")
 
 DEFAULT_LANES = 16
 """Default of `parallel_shard_iters` in training."""
@@ -64,6 +62,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         ConfigError: The dataset or its order does not suit DALI's reader; the message says what to change.
     """
 
+    plan_obstacle = None
     runs_in_rank = True
 
     def __init__(self, dataset: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
@@ -110,9 +109,6 @@ class NativeSourceDataset(SavableDataset[Any]):
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
-
-    def plan_obstacle(self) -> None:
-        """Returns None: the order is that of the source."""
 
     def describe(self) -> str:
         return f"NativeSourceDataset({self.source.name}, repeat={self.dataset.plan.is_endless})"
@@ -310,17 +306,11 @@ class _NativeIterator(StreamIterator[Any]):
         """Moves `_position` to the next row."""
         self._position.load_state_dict({**self._position.state_dict(), "row": self._row})
 
-    def skip(self, count: int) -> int:
-        return self._moved(lambda position: position.skip(count))
-
-    def plan(self, count: int) -> Planned:
-        return self._moved(lambda position: position.plan(count))
-
-    def _moved(self, move: Callable[[StreamIterator[Any]], T]) -> T:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         self._follow()
-        moved = move(self._position)
+        skipped = self._position.skip(count, planned)
         self.load_state_dict(self._position.state_dict())
-        return moved
+        return skipped
 
     def state_dict(self) -> State:
         self._follow()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import GlobalBatchPlan, Rows
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import MicroBatch
+from energon_dali.plan.plan import Rows
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.row_sources import Source
 
 MOST_PLANNED_SAMPLES = 10_000_000
@@ -63,6 +63,8 @@ class Planned:
 
 def joined(parts: Sequence[Planned]) -> Planned:
     """Returns plans as one, in order."""
+    if len(parts) == 1:
+        return parts[0]
     numbers: dict[Source, int] = {}
     rows = []
     starts, total = [np.zeros(1, np.int64)], 0
@@ -158,10 +160,3 @@ def in_turn(
             for stream in level[:left]:
                 left -= step(stream, 1)
     return number - left
-
-
-def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
-    """Returns what a plan cannot know about the elements of a tree, a sentence for each dataset; [] for nothing."""
-    own = dataset.plan_obstacle()
-    below = [text for child in dataset.children for text in plan_obstacles(child)]
-    return list(dict.fromkeys([*([] if own is None else [own]), *below]))

@@ -11,16 +11,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
-from energon_dali.datasets.deviations import DEVIATIONS, LEFT_OUT, Deviation, find_deviations
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.planned import in_turn
-from energon_dali.datasets.skipped_steps import SKIPPED, SkippedSteps, as_entry, skipped_by_state
+from energon_dali.datasets.step_entries import (
+    DEVIATIONS,
+    LEFT_OUT,
+    SKIPPED,
+    Deviation,
+    SkippedSteps,
+    as_entry,
+    cursor_entry,
+    cursor_of,
+    find_deviations,
+    skipped_by_state,
+)
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, StateError
-from energon_dali.plan import Cursor, GlobalBatchPlan
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.state_entries import (
     check_plain,
@@ -53,7 +63,7 @@ def refuse_stages(dataset: SavableDataset[Any]) -> None:
     """
     outermost = dataset
     while dataset.global_batches is not None and not dataset.counts_batches:
-        limit = dataset.rank_limit()
+        limit = dataset.rank_limit
         if limit is not None and dataset is not outermost:
             kind = type(dataset).__name__
             raise ConfigError(
@@ -103,7 +113,7 @@ class RankIterator(Iterator[T], Generic[T]):
     ) -> None:
         config = dataset.worker_config
         self.worker = worker
-        self._limit = dataset.rank_limit()
+        self._limit = dataset.rank_limit
         if self._limit is not None and worker is not None:
             self._limit = replace(self._limit, length=share_of(self._limit.length, worker, config))
         # The limit counts the elements of all streams together, so it is applied here.

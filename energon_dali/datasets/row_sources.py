@@ -14,8 +14,8 @@ import numpy as np
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import try_restore
 from energon_dali.errors import DatasetError, StateError
-from energon_dali.plan import SourcePlan, mix
-from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.rng import Int64Array, mix
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key
 from energon_dali.shards import RawSample
 from energon_dali.shards.raw_sample import IndexedSample

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.fetch import Fetch
@@ -18,26 +18,15 @@ from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
 from energon_dali.datasets.row_sources import RawReader, Source, short_names
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
-from energon_dali.plan import (
-    BlendPlan,
-    Cursor,
-    EpochizedBlendPlan,
-    GlobalBatchPlan,
-    Plan,
-    Rows,
-    SourcePlan,
-    weighted_draws,
-)
-from energon_dali.plan.plan import MOST_ROWS
-from energon_dali.plan.scheduled import ScheduledBlendPlan
-from energon_dali.plan.spares import spare_number, spare_pass, spare_unit
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor, spare_number, spare_pass, spare_unit
+from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan, weighted_draws
+from energon_dali.plan.plan import MOST_ROWS, Plan, Rows
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key, get_restore_key, set_restore_key
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
-
-if TYPE_CHECKING:
-    from energon_dali.decode.interface import Placement
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
 MIXTURE_NAME = "BlendDataset"  # Energon's name
@@ -87,6 +76,8 @@ class SourceDataset(SavableDataset[Any]):
         ConfigError: The sources are not as many as the plan names, or the names are not all different.
     """
 
+    plan_obstacle = None
+
     def __init__(
         self,
         plan: Plan,
@@ -117,13 +108,6 @@ class SourceDataset(SavableDataset[Any]):
         """The paths of its sources."""
         return ", ".join(source.name for source in self.sources)
 
-    def import_libraries(self, placement: Placement) -> None:
-        for source in self.sources:
-            source.load.import_libraries(placement)
-
-    def plan_obstacle(self) -> None:
-        """Returns None: the order is integers."""
-
     def describe(self) -> str:
         if len(self.sources) == 1:
             return f"SourceDataset({self.name}, repeat={self.plan.is_endless})"
@@ -145,9 +129,6 @@ class SourceDataset(SavableDataset[Any]):
             twin.plan = self.plan.continued(start, config.world_size, max(1, config.num_workers))
         return twin
 
-    def key_from_source(self, key: Key) -> Key:
-        return key
-
     def config(self) -> dict[str, Any]:
         plan, repeat = self.plan, self.plan.is_endless
         of_job: dict[str, Any] = {}
@@ -157,15 +138,7 @@ class SourceDataset(SavableDataset[Any]):
         if isinstance(plan, SourcePlan):
             return {**super().config(), "repeat": repeat, **self.sources[0].config, **of_job}
         inner = [{"type": "SourceDataset", **source.config} for source in self.sources]
-        config = {"type": type(plan).__name__, "repeat": repeat, "inner": inner, **of_job}
-        if isinstance(plan, BlendPlan):
-            return {**config, "weights": list(plan.weights), "seed": plan.seed}
-        if isinstance(plan, ScheduledBlendPlan):
-            return {**config, "weights": plan.schedule.as_plain(), "over": plan.schedule.over, "seed": plan.seed}
-        if isinstance(plan, EpochizedBlendPlan):
-            times = [member.repetitions for member in plan.members]  # type: ignore[attr-defined]
-            return {**config, "repetitions": times, "seed": plan.seed}
-        return config
+        return {"type": type(plan).__name__, "repeat": repeat, "inner": inner, **of_job, **plan.options}
 
     def at_position(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
@@ -338,25 +311,22 @@ class _SourceIterator(StreamIterator[Any]):
         stages = self._stages[source] = _Stages(load, read, loading)
         return stages
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         if self._feedback is not None:  # the weights of a draw follow from what earlier samples measured
-            return super().skip(count)
-        skipped = min(count, self._end - self._row)
+            return super().skip(count, planned)
+        if planned is not None and self._plan.is_endless and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
+            raise too_many_samples()
+        start = self._row
+        skipped = min(count, self._end - start)
         if skipped < count and self._plan.is_endless:
             raise StateError(f"Row {self._row + count} is too large: a stream has at most {MOST_ROWS} rows.")
         self._row += skipped
         if skipped < count:
             self._go_to(self._epoch + 1, self._row)
+        if planned is not None:
+            rows = self._plan.rows(start, start + skipped, self._stream)
+            planned.append(Planned.of_rows(self._dataset.sources, rows))
         return skipped
-
-    def plan(self, count: int) -> Planned:
-        if self._feedback is not None:
-            return super().plan(count)
-        if self._plan.is_endless and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
-            raise too_many_samples()
-        start = self._row
-        skipped = self.skip(count)
-        return Planned.of_rows(self._dataset.sources, self._plan.rows(start, start + skipped, self._stream))
 
     def state_dict(self) -> State:
         state = {"epoch": self._epoch, "row": self._row}

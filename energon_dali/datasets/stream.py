@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.planned import Planned
+from energon_dali.datasets.planned import Planned, joined
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import Key, get_restore_key
 
@@ -108,18 +108,27 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
         """
         return get_restore_key(element)
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         """Skips elements, without reading where their number alone decides the position after them.
 
         Where a hook makes one element of each, it does not run: it is taken to drop none. What decides at run time
-        which elements it yields is run.
+        which elements it yields is run, unless the elements are to be planned.
 
         Args:
             count: Number of elements.
+            planned: Takes plans of the elements, in their order; None plans nothing.
 
         Returns:
             How many were skipped. Fewer than `count` if the epoch ended; the next element is of the next epoch then.
+
+        Raises:
+            ConfigError: The elements are to be planned, and what they are made of is decided at run time.
         """
+        if planned is not None:
+            raise ConfigError(
+                f"{type(self).__name__.strip('_')} decides at run time which elements it yields, so no plan can say "
+                "what they hold."
+            )
         for number in range(count):
             try:
                 next(self)
@@ -136,10 +145,9 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
         Raises:
             ConfigError: What the elements are made of is decided at run time.
         """
-        raise ConfigError(
-            f"{type(self).__name__.strip('_')} decides at run time which elements it yields, so no plan can say what "
-            "they hold."
-        )
+        planned: list[Planned] = []
+        self.skip(count, planned)
+        return joined(planned)
 
     def close(self) -> None:
         """Releases files and buffers. The iterator is not used afterwards."""
@@ -166,3 +174,53 @@ class WrapperIterator(StreamIterator[T]):
 
     def close(self) -> None:
         self._inner.close()
+
+
+Move = Callable[[int, int], int]
+"""Moves (a member, by a number of its elements), and returns by how many; fewer if the member's epoch ended."""
+
+
+class PassingIterator(StreamIterator[Any]):
+    """The elements of one or several iterators, its members, as they are, in an order that numbers alone decide.
+
+    `_pass` is the one place where a subclass decides on that order: elements are taken, skipped and planned by it.
+    """
+
+    _element: Any = None
+
+    @abstractmethod
+    def _pass(self, count: int, move: Move) -> int:
+        """Moves members by elements, in order; returns by how many, fewer if the epoch ended.
+
+        Args:
+            count: Number of elements, at least 0.
+            move: Takes or skips elements of a member.
+        """
+
+    @abstractmethod
+    def _member(self, number: int) -> StreamIterator[Any]:
+        """Returns a member, which is about to move."""
+
+    def _take(self, number: int, _: int = 1) -> int:
+        """Takes the next element of a member; returns 1, or 0 if its epoch ended."""
+        try:
+            self._element = next(self._member(number))
+        except StopIteration:
+            return 0
+        return 1
+
+    def __next__(self) -> Any:
+        if not self._pass(1, self._take):
+            raise StopIteration
+        element, self._element = self._element, None
+        return element
+
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
+        return self._pass(count, lambda number, wanted: self._member(number).skip(wanted, planned))
+
+
+class PassingWrapperIterator(PassingIterator, WrapperIterator[Any]):
+    """The elements of the iterator below; its only member has the number 0."""
+
+    def _member(self, number: int) -> StreamIterator[Any]:
+        return self._inner

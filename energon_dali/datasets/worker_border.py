@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
@@ -22,8 +22,6 @@ from energon_dali.samples.base import Key, get_restore_key
 from energon_dali.shards.documents.state_entries import plain, restore_stream
 from energon_dali.task_encoder.context import running_stream
 from energon_dali.worker_config import WorkerConfig
-
-T = TypeVar("T")
 
 BLOCKS_AHEAD = 1
 """Blocks per stream that are being decoded while the block before them is consumed."""
@@ -42,6 +40,7 @@ class DecodeDataset(PassThroughDataset[Any]):
         failure_tolerance: Consecutive samples that cannot be decoded after which the run ends.
     """
 
+    plan_obstacle = None  # one that cannot be decoded is dropped; `plan_steps` says so of all trees
     shown_in_config = False  # what comes when does not depend on where media are decoded
 
     def __init__(
@@ -59,9 +58,6 @@ class DecodeDataset(PassThroughDataset[Any]):
 
     blocks_ahead = 0
     """Blocks per stream that are being decoded while the block before them is consumed."""
-
-    def plan_obstacle(self) -> None:
-        """Returns None: elements pass. One that cannot be decoded is dropped; `plan_steps` says so of all trees."""
 
     def describe(self) -> str:
         decoder = f", decoder={type(self.decoder).__name__}" if self.decoder else ""
@@ -339,18 +335,12 @@ class _DecodeIterator(StreamIterator[Any]):
         self._metrics.watch("decode", future, len(handles))
         return _Running(block, counts, future)
 
-    def skip(self, count: int) -> int:
-        return self._pass(lambda inner: inner.skip(count))
-
-    def plan(self, count: int) -> Planned:
-        return self._pass(lambda inner: inner.plan(count))
-
-    def _pass(self, move: Callable[[StreamIterator[Any]], T]) -> T:
-        """Moves the part below, from after the last element that was taken, and forgets the blocks that were made."""
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
+        # The part below moves, from after the last element that was taken. Blocks that were made are forgotten.
         inner = self._dataset.dataset.open(replace(self._context, blocks=None))
         if self._state is not None:
             restore_stream(inner, self._state, self._stream)
-        result = move(inner)
+        skipped = inner.skip(count, planned)
         self._state = inner.state_dict()
         self._drop_blocks()
         if self._context.blocks is None:
@@ -358,7 +348,7 @@ class _DecodeIterator(StreamIterator[Any]):
         else:
             inner.close()  # it is only a position: the stream goes on where it runs
             self._blocks.load_state_dict(plain(self._state))
-        return result
+        return skipped
 
     def last_key(self, element: Any) -> Key:
         return get_restore_key(element) if self._key is None else self._key

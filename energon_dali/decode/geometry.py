@@ -21,7 +21,7 @@ from energon_dali.decode.operations import (
     Resize,
 )
 from energon_dali.errors import DecodeError
-from energon_dali.plan import mix
+from energon_dali.plan.rng import mix
 
 if TYPE_CHECKING:
     from energon_dali.decode.spec import EncodedImage

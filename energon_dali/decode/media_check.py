@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from typing import Any
 
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.samples.transfer import attributes_of
 
 
 def check_media(value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.debug_log import keys_of
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.planned import Planned
@@ -93,8 +93,8 @@ def bench(
 
 def decoder_of(dataset: SavableDataset[Any]) -> Decoder | None:
     """Returns the decoder of a tree that works on media handles; None if samples are decoded when they are loaded."""
-    own: Decoder | None = getattr(dataset, "decoder", None)
-    return own or next((found for child in dataset.children if (found := decoder_of(child)) is not None), None)
+    decoders = (getattr(one, "decoder", None) for one in walk(dataset))
+    return next((decoder for decoder in decoders if decoder is not None), None)
 
 
 def measure_loader(open_dataset: OpenDataset, setting: Setting, seconds: float) -> LoaderRate:

@@ -15,20 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.cursor_entry import cursor_of
-from energon_dali.datasets.deviations import EMPTY, LEFT_OUT, Deviation
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import EMPTY, LEFT_OUT, Deviation, cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.delivery_log import LogPart, history_of, parts_of, uncovered_ranks
 from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import check_same_source
-from energon_dali.plan import Cursor, GlobalBatchPlan, Plan, Rows
-from energon_dali.plan.plan import source_offsets
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor, spare_number
+from energon_dali.plan.plan import Plan, Rows, source_offsets
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, ScheduledBlendPlan
-from energon_dali.plan.spares import spare_number
 from energon_dali.shards.documents.state_entries import DamagedStateError
 
 _AT_ONCE = 65_536

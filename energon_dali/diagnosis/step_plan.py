@@ -9,20 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from energon_dali.cache.store_index import StoreIndex
-from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.cursor_entry import cursor_of
+from energon_dali.datasets.base import SavableDataset, plan_obstacles, walk
 from energon_dali.datasets.grouping.batch import GroupingDataset
 from energon_dali.datasets.planned import (
     MOST_PLANNED_SAMPLES,
     Planned,
     in_turn,
     joined,
-    plan_obstacles,
     planned_steps,
     too_many_samples,
 )
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
@@ -254,7 +253,7 @@ def plan_steps(
         if unit == "sample":
             raise ConfigError('With global batches the samples of a step are fixed: give unit="batch".')
         return _plan_of_job(dataset, steps, chosen, state, count_tokens)
-    limit = dataset.rank_limit()
+    limit = dataset.rank_limit
     tree = dataset if limit is None else dataset.children[0]
     if unit == "sample":
         tree = below_grouping(tree)
@@ -295,7 +294,7 @@ def _plan_of_job(
         dataset = dataset.continued(start, config)
     batches = dataset.global_batches
     assert batches is not None
-    limit = dataset.rank_limit()
+    limit = dataset.rank_limit
     length = limit.length if limit is not None and limit.restart else None
     per_step = batches.micro_batches_per_step
     planned = steps if length is None else range(steps.start, max(steps.start, min(steps.stop, -(-length // per_step))))
@@ -432,7 +431,8 @@ class _Rank:
 
 def uncooked_encoder() -> Any:
     """Returns a task encoder that leaves crude samples as they are: to plan and to read, no cookers are needed."""
-    from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+    from energon_dali.task_encoder.cooking import Cooker
+    from energon_dali.task_encoder.default import DefaultTaskEncoder
 
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.cookers = (Cooker(_as_it_is),)
@@ -460,7 +460,7 @@ def below_grouping(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
 
 
 def _groups(dataset: SavableDataset[Any]) -> bool:
-    return isinstance(dataset, GroupingDataset) or any(map(_groups, dataset.children))
+    return any(isinstance(one, GroupingDataset) for one in walk(dataset))
 
 
 def _notes(dataset: SavableDataset[Any], steps: range, end: int, unit: Unit) -> list[str]:

@@ -8,8 +8,9 @@ from torchdata.nodes import BaseNode
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
+from energon_dali.loader.get_loader import get_savable_loader
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
-from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderIterator, get_savable_loader
+from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderIterator
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from energon_dali.errors import ConfigError
-from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.loader.get_loader import get_savable_loader
+from energon_dali.loader.savable_loader import SavableDataLoader
+from energon_dali.samples.transfer import attributes_of
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

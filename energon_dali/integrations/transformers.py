@@ -13,10 +13,11 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.integrations import LoaderScalars
 from energon_dali.integrations.trainer_batches import EvaluationBatches, TrainingBatches, gather_rows, of_all_ranks
-from energon_dali.loader.accumulation import check_accumulation
 from energon_dali.loader.basic_loader import BasicDataLoader
+from energon_dali.loader.get_loader import get_savable_loader
+from energon_dali.loader.global_job import check_accumulation
 from energon_dali.loader.loader_options import LoaderArguments
-from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from energon_dali.loader.savable_loader import SavableDataLoader
 from energon_dali.loader.state_file import read_state_file, write_state_files
 
 _DEFAULTS = {

@@ -7,17 +7,15 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_dali.datasets.cursor_entry import cursor_entry
+from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.grouping.global_batch import GlobalBatchDataset
+from energon_dali.datasets.step_entries import cursor_entry
 from energon_dali.errors import ConfigError
 from energon_dali.loader.changed_hooks import is_of_hooks
 from energon_dali.loader.state_compatibility import as_plain
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
-    from energon_dali.plan import Cursor
+from energon_dali.plan.global_step import Cursor
 
 logger = logging.getLogger("energon_dali.loader")
 
@@ -84,14 +82,8 @@ def parts_of(dataset: SavableDataset[Any], cursor: Cursor) -> dict[str, Any]:
         "batch_size": batches.micro_batch_size,
         "global_batch_size": batches.global_batch_size,
         "uneven": batches.uneven,
-        "on_missing": _on_missing(dataset),
+        "on_missing": next((one.on_missing for one in walk(dataset) if isinstance(one, GlobalBatchDataset)), None),
     }
-
-
-def _on_missing(dataset: SavableDataset[Any]) -> str | None:
-    if isinstance(dataset, GlobalBatchDataset):
-        return dataset.on_missing
-    return next((found for child in dataset.children if (found := _on_missing(child)) is not None), None)
 
 
 def _digest(config: Any) -> str:

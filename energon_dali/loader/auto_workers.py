@@ -6,15 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.worker_border import find_worker_borders
 from energon_dali.plan.layout import divisors
-from energon_dali.worker_config import cores_per_rank
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig, cores_per_rank
 
 logger = logging.getLogger("energon_dali.loader")
 

@@ -12,17 +12,18 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from typing_extensions import Unpack
 
 from energon_dali.cache import CachePool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.cursor_entry import cursor_of
 from energon_dali.datasets.rank_iterator import refuse_stages
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import cursor_of
+from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
@@ -40,10 +41,7 @@ from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.store import read_scope
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.stream import State
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
@@ -89,6 +87,9 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         DeviceError: pin_memory=True without CUDA.
     """
 
+    shares_batches = False
+    """Whether loaders of this class give their batches to other ranks, or take them from one."""
+
     @explain_call
     @show_loader_options
     def __init__(
@@ -110,11 +111,18 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
                     "worker_config out to take the dataset's."
                 )
+        group = dataset.worker_config.share_group
+        if group is not None and group.followers and not self.shares_batches:
+            raise ConfigError(
+                f"Ranks {[one.rank for one in group.members]} share their batches, and a {type(self).__name__} would "
+                "read for this one alone. Call get_savable_loader(dataset) or get_loader(dataset), which make the "
+                "loader that this rank needs."
+            )
         refuse_stages(dataset)
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._tree: SavableDataset[T] = cut_tree(dataset)
-        self._options = LoaderOptions.from_arguments(options).resolved(
+        self._options = LoaderOptions(**options).resolved(  # type: ignore[arg-type]  # it checks start_method
             rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
         )
         import_before_fork(self._tree, self._options.start_method)
@@ -187,6 +195,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     self._reporter.report(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
+                if self.worker_config.delivery is not None:
+                    element = self.worker_config.delivery.of(element)
                 self._note_closed(prefetcher)
                 self._given += 1
                 self._clock.stop(started, occupancy)
@@ -234,12 +244,14 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             self._shared_cache = cache_pool.shared_by(self.worker_config.num_workers + 1)
         options = replace(self._options, cache_pool=self._shared_cache or self._options.cache_pool)
         with interrupts_deferred():  # what runs already and is not stored here would never be ended
-            self._prefetcher = prefetcher = open_prefetcher(
-                self._tree, options, self._state, self._metrics, self._watchdog
-            )
+            self._prefetcher = prefetcher = self._start_prefetcher(options)
             self._closing = ClosedWithReport(prefetcher, self._reporter)
             self._finalizer = close_when_collected(self, self._closing)
         return prefetcher
+
+    def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        """Returns what brings the batches after the last delivered one; its workers, processes and threads run."""
+        return open_prefetcher(self._tree, options, self._state, self._metrics, self._watchdog)
 
     @property
     def _state(self) -> State | None:
@@ -420,17 +432,3 @@ class _Ranges:
         if self._annotate is None:
             return contextlib.nullcontext()
         return cast("contextlib.AbstractContextManager[Any]", self._annotate(name, domain="energon_dali"))
-
-
-@explain_call
-@show_loader_options
-def get_loader(
-    dataset: SavableDataset[T], *, worker_config: WorkerConfig | None = None, **options: Unpack[LoaderArguments]
-) -> BasicDataLoader[T]:
-    """Returns a loader without state saving; its arguments are those of `BasicDataLoader`.
-
-    Raises:
-        ConfigError: An argument is invalid.
-        DeviceError: pin_memory=True without CUDA.
-    """
-    return BasicDataLoader(dataset, worker_config=worker_config, **options)

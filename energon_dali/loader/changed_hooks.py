@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import StateError
@@ -16,11 +16,6 @@ ENVIRONMENT_VARIABLE = "ENERGON_DALI_ALLOW_CHANGED_HOOKS"
 _FUNCTIONS = frozenset({"map_fn", "batcher", "packer", "filter_fn", "iter_map_fn"})
 """Entries of configs that describe a function of the user."""
 _NAMES = frozenset({*_FUNCTIONS, "stage"})
-_HOLD_NOTHING = frozenset(
-    {"BatchDataset", "EpochizeDataset", "FilterDataset", "GcDataset", "LimitDataset", "MapDataset", "RepeatDataset"}
-    | {"BlendDataset", "ConcatDataset", "MixBatchDataset"}
-)
-"""Datasets whose states hold no elements that hooks below made."""
 
 
 def is_of_hooks(path: str) -> bool:
@@ -56,7 +51,7 @@ def align_stages(saved: Any, now: Any) -> tuple[Any, list[str]]:
     return {**saved, "inner": aligned}, changes
 
 
-def align_state(state: State, saved: Any, now: Any) -> State:
+def align_state(state: State, saved: Any, now: Any, movable: Collection[str]) -> State:
     """Returns the state of a stream with a level for each stage of today's config.
 
     A hook that is new counts its samples from 0.
@@ -65,6 +60,7 @@ def align_state(state: State, saved: Any, now: Any) -> State:
         state: Of a stream of the saved dataset.
         saved: Its config.
         now: Today's config.
+        movable: Names of the datasets whose states hold no elements that hooks below made.
 
     Raises:
         StateError: A buffer holds samples that went through another series of hooks, or a generator hook that is gone
@@ -73,25 +69,25 @@ def align_state(state: State, saved: Any, now: Any) -> State:
     if not isinstance(state, dict) or not isinstance(saved, dict) or not isinstance(now, dict):
         return state
     if state.keys() == {"given", "inner"}:  # the count of a pipeline, which configs do not show
-        return _with_entry(state, "inner", align_state(state["inner"], saved, now))
+        return _with_entry(state, "inner", align_state(state["inner"], saved, now, movable))
     if _is_extra(saved, now):
         if state.get("offset"):  # the state below is that before the hook's input
             raise StateError(
                 f"The state was saved between two outputs of {_title(saved)}, a generator function, and this hook is "
                 "gone. Keep the hook, which may be another function now, or restore with the encoder that saved it."
             )
-        return align_state(state.get("inner", {}), saved["inner"], now)
+        return align_state(state.get("inner", {}), saved["inner"], now, movable)
     if _is_extra(now, saved):
-        return {"index": 0, "inner": align_state(state, saved, now["inner"])}
+        return {"index": 0, "inner": align_state(state, saved, now["inner"], movable)}
     name = "members" if isinstance(saved.get("inner"), list) else "inner"
     aligned: Any
     if name == "members":
-        aligned = _aligned_members(state.get(name), saved["inner"], now.get("inner"))
+        aligned = _aligned_members(state.get(name), saved["inner"], now.get("inner"), movable)
     else:
-        aligned = align_state(state.get(name, {}), saved.get("inner"), now.get("inner"))
+        aligned = align_state(state.get(name, {}), saved.get("inner"), now.get("inner"), movable)
     if name not in state or aligned is state[name]:
         return state
-    if str(saved.get("type")) not in _HOLD_NOTHING:
+    if str(saved.get("type")) not in movable:
         raise StateError(
             f"{saved.get('type')} holds samples that went through another series of hooks, so the state cannot go on "
             "with hooks that were added or removed below it. Restore it with the task encoder that saved it."
@@ -99,10 +95,10 @@ def align_state(state: State, saved: Any, now: Any) -> State:
     return {**state, name: aligned}
 
 
-def _aligned_members(states: Any, saved: list[Any], now: Any) -> Any:
+def _aligned_members(states: Any, saved: list[Any], now: Any, movable: Collection[str]) -> Any:
     if not isinstance(states, list) or not isinstance(now, list) or not len(states) == len(saved) == len(now):
         return states
-    aligned = [align_state(*member) for member in zip(states, saved, now, strict=True)]
+    aligned = [align_state(*member, movable) for member in zip(states, saved, now, strict=True)]
     same = all(one is other for one, other in zip(aligned, states, strict=True))
     return states if same else aligned
 

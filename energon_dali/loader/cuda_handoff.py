@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from energon_dali.decode.dali.runtime.device import follow_local_rank
-from energon_dali.samples.attributes import attributes_of
+from energon_dali.samples.transfer import attributes_of
 
 ReadyEvents = tuple[tuple[int, Any], ...]
 """(GPU index, torch.cuda.Event after the work that made a batch there), one per GPU."""

@@ -8,17 +8,19 @@ is what planning the steps again that are over needs: their sizes, and weights t
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_dali.datasets.cursor_entry import weights_entry, weights_of
-from energon_dali.datasets.deviations import LEFT_OUT, Deviation
+from energon_dali.datasets.step_entries import LEFT_OUT, Deviation, weights_entry, weights_of
+from energon_dali.datasets.stream import State
 from energon_dali.plan.layout import MAX_STREAMS
+from energon_dali.plan.scheduled import WeightChange
 from energon_dali.shards.documents.state_entries import (
     MAX_COUNT,
     checked_count,
@@ -29,10 +31,6 @@ from energon_dali.shards.documents.state_entries import (
     list_of,
     state_of,
 )
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan.scheduled import WeightChange
 
 LOG = "log"
 """Name of the entry of a state."""
@@ -148,6 +146,13 @@ class DeliveryLog:
         self._encoded = self._next
         """The same, of those in the data: others did not fit."""
         self._dropped = part.dropped
+
+    def twin(self) -> DeliveryLog:
+        """Returns a copy that goes on by itself."""
+        with self._lock:
+            twin = copy.copy(self)
+            twin._lock, twin._parts = threading.RLock(), list(self._parts)
+            return twin
 
     @property
     def history(self) -> History:

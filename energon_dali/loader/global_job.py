@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
-from energon_dali.datasets.deviations import DEVIATIONS
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.source import source_of
+from energon_dali.datasets.step_entries import DEVIATIONS, cursor_entry, cursor_of
+from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor
 from energon_dali.plan.scheduled import Over, ScheduledBlendPlan, WeightChange
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.state_entries import MAX_COUNT
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan import Cursor, GlobalBatchPlan
 
 
 class GlobalJob:
@@ -40,6 +39,12 @@ class GlobalJob:
         """Steps that were left out before the first batch, as (first, step after the last)."""
         self._asked_weights: list[tuple[WeightChange, Over, WeightChange]] = []
         """Weights that were set before the first batch, what their points count, and what a state says of them."""
+
+    def twin(self) -> GlobalJob:
+        """Returns a copy with a log of its own."""
+        twin = copy.copy(self)
+        twin._log = self._log.twin()
+        return twin
 
     @property
     def _batches(self) -> GlobalBatchPlan:
@@ -77,7 +82,7 @@ class GlobalJob:
 
     def _folded(self, cursor: Cursor) -> Cursor:
         """Returns a cursor without the weights that are over, which are in the log then."""
-        limit = self.tree.rank_limit()
+        limit = self.tree.rank_limit
         if limit is not None and limit.restart:
             return cursor  # the steps with these weights come again
         cursor, over = self._batches.folded(cursor)
@@ -151,8 +156,7 @@ class GlobalJob:
                 "with samples."
             )
         for name, number in ((f"from_{over[:-1]}", begin), (f"until_{over[:-1]}", until)):
-            if number is not None and (type(number) is not int or not 0 <= number <= MAX_COUNT):
-                raise ConfigError(f"{name}={number!r} is invalid: it must be a whole number from 0 to {MAX_COUNT:,}.")
+            _check_number(name, 0 if number is None else number)
         change = WeightChange(begin, _weights_of(weights, source_of(self.tree).names), until)
         cursor = batches.with_weights(self._folded(cursor_of(position)), change, over)
         if not has_begun:
@@ -172,9 +176,8 @@ class GlobalJob:
                 or the weights of a blend changed over steps of different sizes.
         """
         for name, number in (("consumed_samples", consumed_samples), ("step", 0 if step is None else step)):
-            if type(number) is not int or not 0 <= number <= MAX_COUNT:
-                raise ConfigError(f"{name}={number!r} is no whole number from 0 to {MAX_COUNT}.")
-        batches, limit, before = self._batches, self.tree.rank_limit(), cursor_of(position)
+            _check_number(name, number)
+        batches, limit, before = self._batches, self.tree.rank_limit, cursor_of(position)
         if limit is not None and limit.restart:
             raise ConfigError(
                 "start_at was called for data that begins again with every epoch, because of limit. Leave limit out."
@@ -268,6 +271,11 @@ class GlobalJob:
         return cursor
 
 
+def _check_number(name: str, number: object) -> None:
+    if type(number) is not int or not 0 <= number <= MAX_COUNT:
+        raise ConfigError(f"{name}={number!r} is invalid: it must be a whole number from 0 to {MAX_COUNT:,}.")
+
+
 def no_weights() -> ConfigError:
     """Returns the error of a loader without weights that can be set."""
     return ConfigError(
@@ -295,3 +303,26 @@ def _weights_of(given: Sequence[float] | Mapping[str, float], names: Sequence[st
     if len(weights) != len(names):
         raise ConfigError(f"{len(weights)} weights were given for {len(names)} datasets: give one each.")
     return weights
+
+
+def check_accumulation(dataset: SavableDataset[Any], given: int, name: str) -> None:
+    """Checks that a step of the optimizer is a step of the job; without global batches it may be any.
+
+    Args:
+        dataset: What the trainer trains on.
+        given: Batches over which the trainer accumulates gradients.
+        name: What the trainer calls that number.
+
+    Raises:
+        ConfigError: It is not the number of batches that each rank has in a step.
+    """
+    batches = dataset.global_batches
+    if batches is None or given == batches.micro_batches_per_step:
+        return
+    needed, size, ranks = batches.micro_batches_per_step, batches.step_size, batches.world_size
+    other = "" if size % (ranks * given) else f", or batch_size={size // (ranks * given)}"
+    raise ConfigError(
+        f"{name}={given}, and a step of global_batch_size={size} is {needed} batches of at most "
+        f"{batches.micro_batch_size} samples on each of {ranks} ranks. Give {name}={needed}{other}: then a step of the "
+        "optimizer is a step of the job."
+    )

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict, TypeVar
 
+from energon_dali.cache import CachePool
 from energon_dali.cache.file_cache_pool import check_cache_pool
-from energon_dali.cache.shard_cache.shard_cache import ShardCache, check_shard_cache
+from energon_dali.cache.shard_cache import ShardCache, check_shard_cache
 from energon_dali.errors import ConfigError, DeviceError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.request_pool import MOST_THREADS
 from energon_dali.shards.storage.store import ReadScope
-
-if TYPE_CHECKING:
-    from energon_dali.cache import CachePool
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -48,8 +46,8 @@ class LoaderOptions:
     """How processes start: "auto" forks where that is safe and spawns otherwise."""
     pin_memory: bool | str = "auto"
     """Whether CPU batches are put into page-locked memory; "auto" if CUDA is available."""
-    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    """How reading is repeated after transient errors, and when a store counts as down."""
+    retry_policy: RetryPolicy | None = None
+    """How reading is repeated after transient errors, and when a store counts as down; None is RetryPolicy()."""
     read_ahead_bytes: int | None = None
     """Bytes that each process may request before they are wanted, at least 1 MiB; 0 reads nothing ahead. None is
     256 MiB for remote storage and slow disks, and 0 for fast ones. Not part of the state."""
@@ -71,7 +69,9 @@ class LoaderOptions:
         check_cache_pool(self.cache_pool)
         object.__setattr__(self, "shard_cache", check_shard_cache(self.shard_cache))
         for name in ("watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"):
-            check_timeout(name, getattr(self, name))
+            seconds = getattr(self, name)
+            if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+                raise ConfigError(f"{name}={seconds!r} is not a duration: give a positive number of seconds, or None.")
         check_start_method(self.start_method)
         ahead, requests = self.read_ahead_bytes, self.requests_in_flight
         if ahead is not None and not (type(ahead) is int and (ahead == 0 or ahead >= 1 << 20)):
@@ -90,7 +90,7 @@ class LoaderOptions:
                 raise ConfigError(f'{name}={value!r} is unknown: give True, False or "auto".')
         if not isinstance(self.check_plan, bool):
             raise ConfigError(f"check_plan={self.check_plan!r} is unknown: give True or False.")
-        if not isinstance(self.retry_policy, RetryPolicy):
+        if not isinstance(self.retry_policy, (RetryPolicy, type(None))):
             raise ConfigError(
                 f"retry_policy={self.retry_policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., "
                 "request_seconds=..., store_seconds=...), or None for its defaults."
@@ -100,18 +100,6 @@ class LoaderOptions:
     def found_shard_cache(self) -> ShardCache | None:
         """The cache of shards, after "auto" was resolved."""
         return self.shard_cache if isinstance(self.shard_cache, ShardCache) else None
-
-    @classmethod
-    def from_arguments(cls, arguments: LoaderArguments) -> LoaderOptions:
-        """Returns the options that a user gave; retry_policy=None is RetryPolicy().
-
-        Raises:
-            ConfigError: An argument is invalid.
-        """
-        given: dict[str, Any] = dict(arguments)
-        if given.get("retry_policy", True) is None:
-            del given["retry_policy"]
-        return cls(**given)
 
     def read_scope(self, count: Callable[[str, int], None], *, outlasts_stores: bool = True) -> ReadScope:
         """Returns how one process of the loader reads.
@@ -162,11 +150,8 @@ def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
             after a question to CUDA, CUDA does not work in forked processes.
 
     Raises:
-        ConfigError: It is neither a bool nor "auto".
         DeviceError: It is True, and there is no CUDA device.
     """
-    if not isinstance(pin_memory, bool) and pin_memory != "auto":
-        raise ConfigError(f'pin_memory={pin_memory!r} is unknown: give True, False or "auto".')
     if pin_memory is False:
         return False
     import torch
@@ -175,17 +160,6 @@ def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
     if pin_memory is True and not available:
         raise DeviceError('pin_memory=True needs a CUDA device, and torch finds none. Give False or "auto".')
     return available
-
-
-def check_timeout(name: str, seconds: object) -> None:
-    """Raises ConfigError unless a timeout is a positive number of seconds, or None.
-
-    Args:
-        name: Of the option.
-        seconds: Its value.
-    """
-    if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
-        raise ConfigError(f"{name}={seconds!r} is not a duration: give a positive number of seconds, or None.")
 
 
 class LoaderArguments(TypedDict, total=False):
@@ -214,7 +188,7 @@ def show_loader_options(function: FunctionT) -> FunctionT:
         inspect.Parameter(
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=None if option.name == "retry_policy" else option.default,
+            default=option.default,
             annotation=LoaderArguments.__annotations__[option.name],
         )
         for option in fields(LoaderOptions)

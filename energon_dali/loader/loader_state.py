@@ -8,15 +8,17 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_dali.datasets.cursor_entry import cursor_entry, cursor_of
-from energon_dali.datasets.skipped_steps import SKIPPED, as_entry, skipped_by_state
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.step_entries import SKIPPED, as_entry, cursor_entry, cursor_of, skipped_by_state
+from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.delivery_log import history_of, merge_logs, parts_of, split_log
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.layout import MAX_STREAMS
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
@@ -28,11 +30,6 @@ from energon_dali.shards.documents.state_entries import (
     list_of,
 )
 from energon_dali.worker_config import Layout
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan import GlobalBatchPlan
 
 FORMAT = "energon_dali.loader"
 VERSION = 1

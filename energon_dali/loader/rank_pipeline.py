@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.processes.fork_safety import fork_hazard
 from energon_dali.loader.processes.launch import resolve_start_method
@@ -17,6 +18,7 @@ from energon_dali.loader.workers.pool import WorkerPool
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
     from energon_dali.datasets.stream import State
+    from energon_dali.decode.interface import Placement
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.processes.launch import StartMethod
 
@@ -55,7 +57,7 @@ class RankPipeline:
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, retries)
             if self.pool is not None:
                 self.pool.launch()
-                dataset.import_libraries("rank")  # while the workers start
+                _import_libraries(dataset, "rank")  # while the workers start
             if state is not None:
                 self.iterator.load_state_dict(state)
         except BaseException:
@@ -83,9 +85,22 @@ def import_before_fork(dataset: SavableDataset[Any], start_method: StartMethod) 
     if not has_workers(dataset) or resolve_start_method(start_method, uses_device=False) != "fork":
         return
     import_module("numpy.random")  # workers seed it
-    dataset.import_libraries("worker")
+    _import_libraries(dataset, "worker")
     if fork_hazard(uses_device=True) is None:
-        dataset.import_libraries("rank")
+        _import_libraries(dataset, "rank")
+
+
+def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:
+    """Imports what a process would otherwise import when it decodes its first sample.
+
+    Args:
+        dataset: The tree.
+        placement: The process: a worker, or one that will be forked into workers; or the rank's.
+    """
+    for one in walk(dataset):
+        if isinstance(one, SourceDataset):
+            for source in one.sources:
+                source.load.import_libraries(placement)
 
 
 def cut_tree(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
@@ -104,7 +119,7 @@ def cut_tree(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
 def _cut(dataset: SavableDataset[Any], numbers: Iterator[int], *, outermost: bool = False) -> SavableDataset[Any]:
     if isinstance(dataset, WorkerBorder):
         return dataset.numbered(_strip(dataset.dataset), next(numbers))
-    ends_epochs = outermost and dataset.rank_limit() is not None
+    ends_epochs = outermost and dataset.rank_limit is not None
     if not ends_epochs and not _needs_rank(dataset):
         return WorkerBorder(_strip(dataset), block_size=1, number=next(numbers))
     return dataset.with_children(*(_cut(child, numbers) for child in dataset.children))
@@ -133,4 +148,4 @@ def rank_has_work(dataset: SavableDataset[Any]) -> bool:
     """Returns whether the rank decodes or runs hooks, or only passes on what workers deliver."""
     if isinstance(dataset, WorkerBorder):
         return dataset.decoder is not None
-    return dataset.rank_limit() is None or rank_has_work(dataset.children[0])
+    return dataset.rank_limit is None or rank_has_work(dataset.children[0])

@@ -5,28 +5,33 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.cursor_entry import cursor_of
-from energon_dali.datasets.planned import plan_obstacles
+from energon_dali.datasets.base import SavableDataset, plan_obstacles
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
-from energon_dali.datasets.skipped_steps import SkipBy, SkippedSteps, as_entry, skipped_by_state, steps_to_skip
+from energon_dali.datasets.step_entries import (
+    SkipBy,
+    SkippedSteps,
+    as_entry,
+    cursor_of,
+    skipped_by_state,
+    steps_to_skip,
+)
+from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
+from energon_dali.loader.failure_report import FailureReporter
 from energon_dali.loader.global_job import GlobalJob, no_weights
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.stream import State
-    from energon_dali.plan import GlobalBatchPlan
-    from energon_dali.worker_config import WorkerConfig
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
@@ -89,13 +94,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _make_state(self, position: State) -> State:
         """Returns the state of the loader at a position of its RankIterator."""
-        log = None
-        if self._job is not None:
-            position, log = self._job.state_at(position)
-        state = self._identity.make_state(position, log)
-        if self._reporter.earlier or self._metrics.failure_kinds():
-            state.update(self._reporter.state_entry())
-        return state
+        return make_state(self._identity, self._job, self._reporter, self._metrics, position)
 
     def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Continues at a state. Call it before the first batch is taken.
@@ -131,6 +130,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._snapshot = position
         if self._reporter.earlier or "failures" in state:
             self._reporter.take_over(state)
+        self._note_call("restore_state_rank", state=without_failures(state))
 
     def state_dict(self) -> State:
         """Same as save_state_rank, under the name that torch's tools use.
@@ -181,6 +181,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 self._stop()
                 self._go_on_at(self._job.without_steps(position, first, stop, has_begun=self._begun))
             logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
+            self._note_call("skip_steps", first=first, stop=stop, by=by)
             return
         unknown = plan_obstacles(self.dataset) if by == "auto" else []
         chosen: SkipBy = ("run" if unknown else "plan") if by == "auto" else by
@@ -196,6 +197,10 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
             if not self._begun:
                 self._skipped_before.append(new)
+            self._note_call("skip_steps", first=first, stop=stop, by=by)
+
+    def _note_call(self, name: str, **arguments: Any) -> None:
+        """Notes a call that decides which batches come; ranks that share their batches compare them."""
 
     def _go_on_at(self, position: State) -> None:
         """Continues global batches at a position; nothing may run meanwhile."""
@@ -250,6 +255,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             )
         position = self._snapshot or RankIterator(self._tree).state_dict()
         self._snapshot = job.started_at(position, consumed_samples, step)
+        self._note_call("start_at", consumed_samples=consumed_samples, step=step)
 
     def _global_batches(self, what: str) -> tuple[GlobalJob, GlobalBatchPlan]:
         batches = self._tree.global_batches
@@ -289,6 +295,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._stop()
             self._go_on_at(self._job.resized(position, rank, world_size))
             self._continue_with(config)
+            self._note_call("resize", rank=rank, world_size=world_size)
 
     def set_weights(
         self,
@@ -328,6 +335,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._stop()  # what was prefetched may have other weights
             steps, samples = (from_step, until_step), (from_sample, until_sample)
             self._go_on_at(self._job.with_weights(position, weights, steps, samples, has_begun=self._begun))
+            self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 
@@ -463,32 +471,27 @@ class SavableLoaderIterator(LoaderIterator[T]):
     load_state_dict = restore_state_rank
 
 
-@explain_call
-@show_loader_options
-def get_savable_loader(
-    dataset: SavableDataset[T],
-    *,
-    worker_config: WorkerConfig | None = None,
-    checkpoint_every_sec: float = 60,
-    checkpoint_every_min_n_samples: int | None = None,
-    n_checkpoints: int | None = None,
-    gc_collect_every_n_steps: int = 10,
-    gc_freeze_at_start: bool = True,
-    **options: Unpack[LoaderArguments],
-) -> SavableDataLoader[T]:
-    """Returns a loader whose state can be saved; its arguments are those of `SavableDataLoader`.
+def without_failures(state: State) -> State:
+    """Returns a state without the failures that it lists: they may differ between ranks that share their batches."""
+    return {name: value for name, value in state.items() if name != "failures"}
 
-    Raises:
-        ConfigError: An argument is invalid.
-        DeviceError: pin_memory=True without CUDA.
+
+def make_state(
+    identity: LoaderIdentity, job: GlobalJob | None, reporter: FailureReporter, metrics: Metrics, position: State
+) -> State:
+    """Returns the state of a loader at a position.
+
+    Args:
+        identity: What all of its states say.
+        job: With global batches, the log up to the position.
+        reporter: The failures of earlier runs.
+        metrics: Those of this run.
+        position: The state of its RankIterator.
     """
-    return SavableDataLoader(
-        dataset,
-        worker_config=worker_config,
-        checkpoint_every_sec=checkpoint_every_sec,
-        checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
-        n_checkpoints=n_checkpoints,
-        gc_collect_every_n_steps=gc_collect_every_n_steps,
-        gc_freeze_at_start=gc_freeze_at_start,
-        **options,
-    )
+    log = None
+    if job is not None:
+        position, log = job.state_at(position)
+    state = identity.make_state(position, log)
+    if reporter.earlier or metrics.failure_kinds():
+        state.update(reporter.state_entry())
+    return state

@@ -6,16 +6,17 @@ import inspect
 import json
 import logging
 import operator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.grouping.batch import BatchDataset
-from energon_dali.datasets.skipped_steps import skipped_by_state
+from energon_dali.datasets.step_entries import skipped_by_state
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE, align_stages, align_state, is_of_hooks
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.source import SourceDataset
     from energon_dali.datasets.stream import State
 
@@ -42,7 +43,8 @@ def adapt_state(
     now = _as_read(dataset.config())
     with_stages, stages = align_stages(saved, now)
     if stages and allow_changed_hooks:
-        state = _with_stages(state, saved, now)
+        movable = {type(one).__name__ for one in walk(dataset) if not one.holds_elements}
+        state = _with_stages(state, saved, now, movable)
     state, with_stages = _with_batch_size(state, with_stages, now, dataset)
     differences = _differences(with_stages, now, "")
     of_plan = [text for path, text in differences if not is_of_hooks(path)]
@@ -104,12 +106,12 @@ def _as_read(config: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _with_stages(state: State, saved: Any, now: Any) -> State:
+def _with_stages(state: State, saved: Any, now: Any, movable: Collection[str]) -> State:
     """Returns the state of a loader with a level for each stage of today's config."""
     if saved.get("type") in _EPOCHS:  # counted outside the streams
         saved, now = saved.get("inner"), now.get("inner")
     streams = {
-        number: {**stream, "state": align_state(stream["state"], saved, now)}
+        number: {**stream, "state": align_state(stream["state"], saved, now, movable)}
         for number, stream in state["streams"].items()
     }
     return {**state, "streams": streams}

@@ -49,7 +49,7 @@ class UpperBoundLoader(Generic[T]):
                 raise ConfigError(f"{name}={value} is invalid: it must be at least 1.")
         self._loader = loader
         self._num_batches = num_batches
-        limit = loader.dataset.rank_limit()
+        limit = loader.dataset.rank_limit
         self._length = length if length is not None or limit is None else limit.length
         self._batches: list[T] = []
         self._clock = TrainerClock()

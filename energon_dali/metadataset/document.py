@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import read_content
 from energon_dali.shards.documents.yaml_text import Keys, parse_yaml
@@ -31,6 +32,26 @@ class Location:
         steps = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys).lstrip(".")
         line = "" if self.line is None else f":{self.line}"
         return f"{self.file}{line}" + (f" ({steps})" if steps else "")
+
+
+@contextmanager
+def located(location: Location | None) -> Iterator[None]:
+    """Adds a location to errors that have none.
+
+    Args:
+        location: Where the metadataset names what is being opened; None if the user gave its path.
+
+    Raises:
+        ConfigError: One was raised inside.
+        DatasetFormatError: One was raised inside.
+        UntrustedCodeError: One was raised inside.
+        StorageError: One was raised inside.
+    """
+    try:
+        yield
+    except (ConfigError, DatasetFormatError, UntrustedCodeError, StorageError) as error:
+        error.location = error.location or location
+        raise
 
 
 @dataclass(frozen=True)
@@ -81,7 +102,9 @@ class Node:
 
     def error(self, text: str) -> DatasetFormatError:
         """Returns the error for a mistake at this node."""
-        return DatasetFormatError(f"{self.location}: {text}")
+        error = DatasetFormatError(text)
+        error.location = self.location
+        return error
 
     def resolve_path(self, text: str) -> StoragePath:
         """Returns a path that is written at this node: unchanged if it is absolute or a URL, else relative to the file.

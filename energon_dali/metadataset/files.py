@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
-from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StorageError, UntrustedCodeError
+from energon_dali.errors import DatasetError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.metadataset.document import YAML_SUFFIXES, Document, read_document
 from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from energon_dali.shards import StoragePath, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, Wanted
 from energon_dali.shards.folder import files_of_folder
@@ -49,21 +48,16 @@ def is_local(source: SourceReference) -> bool:
     return source.join.index_folder.is_local and all(folder.is_local for folder in folders)
 
 
-@dataclass(frozen=True)
-class FolderFiles:
-    """A prepared folder, and what its split says."""
+def read_folder_files(
+    source: SourceReference, *, allow_imports: bool = False, allow_code: bool = False
+) -> tuple[WebdatasetFolder, Slices]:
+    """Returns (a folder, whose small files are read; the samples of its split part).
 
-    folder: WebdatasetFolder
-    """The folder; its small files are read."""
-    ranges: Slices | Exception
-    """The samples of the split part, or why they are not known."""
-
-
-def read_folder_files(source: SourceReference, *, allow_imports: bool = False, allow_code: bool = False) -> FolderFiles:
-    """Returns the files of a folder. The extents are read only if its split excludes single samples.
+    The extents are read only if its split excludes single samples.
 
     Raises:
-        DatasetFormatError: The folder is not prepared.
+        DatasetFormatError: The folder is not prepared, or its split is damaged.
+        ConfigError: It has no such split part.
         StorageError: It cannot be read.
     """
     folder = WebdatasetFolder(
@@ -75,38 +69,24 @@ def read_folder_files(source: SourceReference, *, allow_imports: bool = False, a
     )
     with suppress(DatasetError, UntrustedCodeError, StorageError):  # raised when its content is asked for
         _ = folder.dataset_config
-    try:
-        return FolderFiles(folder, folder.split_ranges(source.split_part))
-    except (ConfigError, DatasetError, StorageError) as error:  # dataset.yaml is checked before the split
-        return FolderFiles(folder, error)
+    return folder, folder.split_ranges(source.split_part)
 
 
-@dataclass(frozen=True)
-class JoinFiles:
-    """The datasets of a join, and its index."""
-
-    columns: list[ColumnFolder]
-    """The primary one first."""
-    index: JoinIndexFile | Exception
-    """The index, or why there is none that can be used."""
-
-
-def read_join_files(source: SourceReference, *, allow_imports: bool = False, allow_code: bool = False) -> JoinFiles:
-    """Returns the files of a join.
+def read_join_files(
+    source: SourceReference, *, allow_imports: bool = False, allow_code: bool = False
+) -> tuple[list[ColumnFolder], JoinIndexFile]:
+    """Returns (the datasets of a join, the primary one first; its index, which is read).
 
     Raises:
-        DatasetFormatError: A dataset is not prepared, or its split is damaged.
+        DatasetFormatError: A dataset is not prepared, or its split is damaged, or there is no index that can be used.
         ConfigError: A dataset has no such split part.
-        StorageError: A dataset cannot be read.
+        StorageError: A dataset or the index cannot be read.
     """
     assert source.join is not None, "only joins have these files"
-    columns = open_columns(source.join.columns, source.location, allow_imports=allow_imports, allow_code=allow_code)
-    try:
-        index = find_join_index(source, columns)
-        _ = index.table
-    except (DatasetFormatError, StorageError) as error:  # the recipes of the datasets are checked before the index
-        return JoinFiles(columns, error)
-    return JoinFiles(columns, index)
+    columns = open_columns(source.join.columns, allow_imports=allow_imports, allow_code=allow_code)
+    index = find_join_index(source, columns)
+    _ = index.table
+    return columns, index
 
 
 def read_nested(document: Document, split_part: str, opening: Opening, limit: int) -> dict[str, Document]:

@@ -19,6 +19,7 @@ from energon_dali.metadataset.document import (
     Location,
     Node,
     document_from_dict,
+    located,
     read_document,
 )
 from energon_dali.metadataset.files import files_of_source, is_local, read_folder_files, read_nested
@@ -116,15 +117,13 @@ def count_samples(source: SourceReference) -> int:
         StorageError: A file cannot be read.
     """
     if source.join is not None:
-        columns = open_columns(source.join.columns, source.location)
-        total = len(find_join_index(source, columns).table)
+        with located(source.location):
+            total = len(find_join_index(source, open_columns(source.join.columns)).table)
     elif source.is_jsonl:
         total = JsonlFile(source.path).num_samples
     else:
-        found = read_folder_files(source)
-        if isinstance(found.ranges, Exception):
-            raise found.ranges
-        return take_subset(found.ranges, found.folder.shard_counts, source.subset).num_samples
+        folder, ranges = read_folder_files(source)
+        return take_subset(ranges, folder.shard_counts, source.subset).num_samples
     start, stop = (0, total) if source.subset is None else source.subset.bounds(total)
     return stop - start
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 
 _FORM = 'Write two percentages, such as ["0%", "25%"], or two sample numbers, such as [100, 200] or [100, end].'
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.pack.media import MediaKind, media_kind, suffix_of
+from energon_dali.pack.files import MediaKind, media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.record import JsonPart, Part, SkipRecord, TextPart
 from energon_dali.pack.sample_types import NEEDS, choose_sample_type

@@ -32,6 +32,18 @@ def clean_key(text: str) -> str:
     return key or "sample"
 
 
+def key_of(value: object) -> str | None:
+    """Returns the key that a value of a key column makes; None if it makes none."""
+    if value is None or value == "" or isinstance(value, (dict, list)):
+        return None
+    return clean_key(str(value))
+
+
+def numbered_key(number: int) -> str:
+    """Returns the key of a row without a key column: by its number, so that it never depends on other rows."""
+    return f"{number:09d}"
+
+
 class UniqueKeys:
     """Makes keys unique: the second `cat` becomes `cat_2`. Keeps 8 bytes of each key."""
 

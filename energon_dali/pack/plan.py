@@ -21,9 +21,9 @@ import numpy.typing as npt
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.pack.keys import UniqueKeys, hash64
 from energon_dali.pack.options import PackOptions
+from energon_dali.pack.reading import Source
 from energon_dali.pack.record import Record, Skipped, size_in_tar, to_line
 from energon_dali.pack.sources.hugging_face import clean_split
-from energon_dali.pack.sources.source import Source
 
 Ints = npt.NDArray[np.int64]
 _END_BYTES = 1024

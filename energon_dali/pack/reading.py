@@ -1,15 +1,19 @@
-"""Reads the parts of records, in the process that writes the shard: files, members of tars, and rows of tables."""
+"""What every kind of source can do, and how the parts of its records are read in the process that writes a shard.
+
+Parts are files, members of tars, and rows of tables.
+"""
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
 from energon_dali.pack.columns import Columns, row_to_parts
-from energon_dali.pack.files import MediaFolder
-from energon_dali.pack.media import guess_suffix, media_kind, suffix_of
+from energon_dali.pack.files import Fingerprint, MediaFolder, guess_suffix, media_kind, suffix_of
 from energon_dali.pack.record import (
     BytesPart,
     FilePart,
@@ -22,6 +26,7 @@ from energon_dali.pack.record import (
     TextPart,
     json_bytes,
 )
+from energon_dali.pack.sample_types import make_dataset_config
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath
@@ -99,56 +104,6 @@ class TableFile:
             ) from error
 
 
-class RowReader:
-    """Turns rows of Parquet and Arrow files into parts.
-
-    Args:
-        root: Folder of the files.
-        columns: Which column is what.
-        folder: Where files are that rows name instead of holding their bytes.
-    """
-
-    def __init__(self, root: str, columns: Columns, folder: MediaFolder) -> None:
-        self._root = root
-        self._columns = columns
-        self._folder = folder
-        self._file = functools.lru_cache(maxsize=16)(lambda path: TableFile(f"{self._root}/{path}"))
-        self._block = functools.lru_cache(maxsize=1)(self._read_block)
-
-    def _read_block(self, path: str, number: int) -> Any:
-        return self._file(path).block(number, self._columns.used)
-
-    def parts(self, row: Row) -> list[Part]:
-        """Returns the parts of a row.
-
-        Raises:
-            SkipRecord: It lacks what its sample needs.
-            DatasetFormatError: The file is damaged.
-        """
-        import pyarrow
-
-        try:
-            (values,) = self._block(row.path, row.block).slice(row.row, 1).to_pylist()
-        except (UnicodeDecodeError, pyarrow.ArrowException) as error:
-            raise SkipRecord(f"its row cannot be read: {error}") from None
-        return row_to_parts(self._columns, values, self._media_part)
-
-    def _media_part(self, start: str, value: Any) -> Part:
-        """Makes a part of an image: bytes, a path, or {bytes, path}."""
-        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-        if isinstance(content, str):
-            content, path = None, content
-        if isinstance(content, bytes) and content:
-            suffix = guess_suffix(content) or suffix_of(path or "")
-            if not media_kind(suffix):
-                raise SkipRecord("its media are not recognised by their first bytes")
-            return BytesPart(start + suffix, content)
-        if isinstance(path, str) and path:
-            relative, size = self._folder.look_at(path)
-            return FilePart(start + (suffix_of(path) if media_kind(suffix_of(path)) else ""), relative, size)
-        raise SkipRecord("it has neither bytes nor a path")
-
-
 _TEXTS = frozenset({"txt", "text", "transcript"})
 
 
@@ -167,6 +122,49 @@ class ReaderSpec:
     """Key that the part `json` must have as text, if the caption is in it."""
 
 
+OnSkipped = Callable[[str, str], None]
+"""Takes (what it is in the source, why it is left out)."""
+
+
+class Source(ABC):
+    """Something that can be packed. The same source gives the same records in the same order."""
+
+    kind: str
+    """As an option names it."""
+    sample_type: str
+    """Name of the sample type of the dataset."""
+
+    def __init__(self) -> None:
+        self._fingerprint = Fingerprint()
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """Returns lines about what was found, for the terminal."""
+
+    @abstractmethod
+    def records(self, skipped: OnSkipped) -> Iterator[Record]:
+        """Yields what is to be packed, in the order of the source.
+
+        Args:
+            skipped: Called with everything that is left out.
+
+        Raises:
+            DatasetError: The source is damaged as a whole.
+        """
+
+    def fingerprint(self) -> str:
+        """Returns what changes when a file of the source does; complete once `records` has ended."""
+        return self._fingerprint.digest()
+
+    @abstractmethod
+    def reader(self) -> ReaderSpec:
+        """Returns how records are read; picklable."""
+
+    def dataset_config(self, part_names: Iterable[str]) -> dict[str, Any]:
+        """Returns the content of `dataset.yaml`, given all parts that the shards have."""
+        return make_dataset_config(self.sample_type, part_names)
+
+
 class RecordReader:
     """Reads records. Keeps files open, so use one per shard.
 
@@ -177,8 +175,9 @@ class RecordReader:
     def __init__(self, spec: ReaderSpec) -> None:
         self._spec = spec
         self._folder = MediaFolder(spec.media_root, allow_outside=spec.allow_outside)
-        self._rows = None if spec.columns is None else RowReader(spec.root, spec.columns, self._folder)
         self._open = functools.lru_cache(maxsize=64)(self._open_file)
+        self._table = functools.lru_cache(maxsize=16)(lambda path: TableFile(f"{spec.root}/{path}"))
+        self._block = functools.lru_cache(maxsize=1)(self._read_block)
 
     def read(self, record: Record) -> list[tuple[str, bytes]]:
         """Returns (name, content) of each part, sorted by name.
@@ -189,8 +188,7 @@ class RecordReader:
         """
         parts = record.parts
         if record.row is not None:
-            assert self._rows is not None, "rows come from a source with columns"
-            parts = self._rows.parts(record.row)
+            parts = self._row_parts(record.row)
         found: dict[str, bytes] = {}
         for part in parts:
             name, content = self._part(part)
@@ -199,6 +197,41 @@ class RecordReader:
             self._check_text(name, content)
             found[name] = content
         return sorted(found.items())
+
+    def _read_block(self, path: str, number: int) -> Any:
+        assert self._spec.columns is not None, "rows come from a source with columns"
+        return self._table(path).block(number, self._spec.columns.used)
+
+    def _row_parts(self, row: Row) -> list[Part]:
+        """Returns the parts of a row.
+
+        Raises:
+            SkipRecord: It lacks what its sample needs.
+            DatasetFormatError: The file is damaged.
+        """
+        import pyarrow
+
+        assert self._spec.columns is not None, "rows come from a source with columns"
+        try:
+            (values,) = self._block(row.path, row.block).slice(row.row, 1).to_pylist()
+        except (UnicodeDecodeError, pyarrow.ArrowException) as error:
+            raise SkipRecord(f"its row cannot be read: {error}") from None
+        return row_to_parts(self._spec.columns, values, self._media_part)
+
+    def _media_part(self, start: str, value: Any) -> Part:
+        """Makes a part of an image: bytes, a path, or {bytes, path}."""
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, str):
+            content, path = None, content
+        if isinstance(content, bytes) and content:
+            suffix = guess_suffix(content) or suffix_of(path or "")
+            if not media_kind(suffix):
+                raise SkipRecord("its media are not recognised by their first bytes")
+            return BytesPart(start + suffix, content)
+        if isinstance(path, str) and path:
+            relative, size = self._folder.look_at(path)
+            return FilePart(start + (suffix_of(path) if media_kind(suffix_of(path)) else ""), relative, size)
+        raise SkipRecord("it has neither bytes nor a path")
 
     def _part(self, part: Part) -> tuple[str, bytes]:
         if isinstance(part, FilePart):

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, DatasetError
-from energon_dali.pack.executors import Executor, LocalExecutor, RayExecutor
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.plan import RECORDS_NAME, Plan, make_plan
+from energon_dali.pack.reading import Source
 from energon_dali.pack.record import Skipped
-from energon_dali.pack.shard_job import DONE, PREFIX, STATE, UNFINISHED, ShardJob, ShardReport, report_path
+from energon_dali.pack.shard_job import DONE, PREFIX, STATE, UNFINISHED, ShardJob, ShardReport, pack_shards, report_path
 from energon_dali.pack.sources.detect import open_source
-from energon_dali.pack.sources.source import Source
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.meta.dataset_config import read_dataset_config, sample_type_name, write_dataset_config
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import Progress, prepare_dataset
+from energon_dali.shards.prepare.parallel import import_ray
 from energon_dali.shards.prepare.shard_job import CheckPart
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.owned_folder import OwnedFolder, remove_stale
@@ -84,7 +84,6 @@ def pack_dataset(
     out: str | os.PathLike[str] | StoragePath,
     options: PackOptions | None = None,
     *,
-    executor: Executor | None = None,
     num_workers: int | None = None,
     check_part: CheckPart | None = None,
     strict: bool = False,
@@ -95,16 +94,15 @@ def pack_dataset(
 ) -> PackResult:
     """Makes shards of a source, and a dataset of the shards.
 
-    The bytes of the shards depend only on the source and the options, not on the executor, the number of workers, or
-    how often the run was interrupted. Finished shards of an interrupted run are kept.
+    The bytes of the shards depend only on the source and the options, not on who writes them, the number of workers,
+    or how often the run was interrupted. Finished shards of an interrupted run are kept.
 
     Args:
         source: A file or folder; see `Kind`. A URL for tars.
         out: Folder of the shards, local or a URL. It is new, empty, or holds an earlier run.
         options: What decides the bytes.
-        executor: Who writes the shards; None is processes of this machine, or the cluster of `ray_address`.
-        num_workers: Number of those processes, and of those that index the shards. Several are spawned, so a script
-            needs `if __name__ == "__main__":`. None is one per CPU core, if there is enough to do.
+        num_workers: Number of processes that write the shards, and of those that index them. Several are spawned, so a
+            script needs `if __name__ == "__main__":`. None is one per CPU core, if there is enough to do.
         check_part: Parses the header of every image; what it refuses is left out.
         strict: Raise for the first sample that cannot be packed, instead of leaving it out.
         overwrite: Remove what an earlier run wrote.
@@ -120,8 +118,8 @@ def pack_dataset(
         WorkerDiedError: A process ended unexpectedly.
     """
     options, watcher = options or PackOptions(), watcher or Watcher()
-    if executor is None:
-        executor = LocalExecutor(num_workers) if ray_address is None else RayExecutor(ray_address)
+    if ray_address is not None:
+        import_ray()  # raises now, and not after the source was looked at
     root = StoragePath.of(out)
     opened = open_source(os.fspath(source), options, root)
     watcher.found(opened)
@@ -145,7 +143,7 @@ def pack_dataset(
         kept = sum(shard.samples for shard in plan.shards if shard.name in done)
         watcher.begin(plan, kept, len(done))
         try:
-            for report in executor.run(jobs, watcher.progress):
+            for report in pack_shards(jobs, watcher.progress, num_workers=num_workers, ray_address=ray_address):
                 done[report.name] = report
         finally:
             watcher.end()
@@ -222,12 +220,8 @@ def _scratch(root: StoragePath) -> Iterator[Path]:
         for entry in list(os.scandir(unfinished)):
             with suppress(OSError):
                 shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
-        folder = unfinished / f"plan-{uuid.uuid4().hex}"
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="plan-", dir=unfinished, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
         return
     temporary = Path(tempfile.gettempdir())
     remove_stale(temporary, PREFIX)

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import ConfigError
-from energon_dali.pack.media import AUDIO_SUFFIXES
+from energon_dali.pack.files import AUDIO_SUFFIXES
 from energon_dali.shards.meta.dataset_config import CRUDE, crude_config, sample_config
 
 NEEDS: dict[str, tuple[str, ...]] = {

@@ -1,27 +1,28 @@
-"""Writes one shard of a plan, in whichever process or on whichever node."""
+"""Writes the shards of a plan, each a function of the plan and the source, whoever writes it."""
 
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
-from energon_dali.errors import DatasetError, DecodeError
+from energon_dali.errors import DatasetError, DecodeError, WorkerDiedError
 from energon_dali.pack.plan import RECORDS_NAME, PlannedShard
 from energon_dali.pack.reading import ReaderSpec, RecordReader
 from energon_dali.pack.record import FilePart, RangePart, Record, Skipped, SkipRecord, from_lines
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.index.tar_scan import OCTAL_SIZE_LIMIT, TAR_BLOCK_BYTES
+from energon_dali.shards.prepare.parallel import map_on_ray, usable_workers
 from energon_dali.shards.prepare.shard_job import CheckPart
+from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.atomic_file import sync, sync_folder, writing
+from energon_dali.shards.storage.atomic_file import sync, writing
 from energon_dali.shards.storage.owned_folder import OwnedFolder
 
 STATE = ".pack-state"
@@ -29,6 +30,8 @@ STATE = ".pack-state"
 DONE = "done"
 UNFINISHED = "unfinished"
 PREFIX = "energon-dali-pack-"
+BYTES_PER_WORKER = 64 << 20
+"""Copying this much takes less time than starting a process."""
 _STEP = 32
 """Samples between two reports of progress."""
 _MODE = 0o644
@@ -129,6 +132,51 @@ def report_path(out: StoragePath, shard: str) -> StoragePath:
     return out / STATE / DONE / f"{shard}.json"
 
 
+def pack_shards(
+    jobs: Sequence[ShardJob], progress: OnProgress, *, num_workers: int | None = None, ray_address: str | None = None
+) -> Iterator[ShardReport]:
+    """Writes shards, and yields their reports in any order.
+
+    Args:
+        jobs: What to write.
+        progress: Called with (samples, bytes) since the last call.
+        num_workers: Number of processes of this machine; None is one per CPU core, if there is enough to do.
+        ray_address: Address of a Ray cluster that writes them instead; see `map_on_ray`. All machines must see the
+            source, and the folder of the shards.
+
+    Raises:
+        ConfigError: There is no such cluster, or processes do not start.
+        DatasetError: The source has changed, or a job is strict and found a sample that cannot be read.
+        StorageError: A shard cannot be written.
+        WorkerDiedError: A shard ended each process that worked on it.
+    """
+    if ray_address is not None and jobs:
+        for number, report in map_on_ray(ray_address, pack_shard, jobs, lambda: len(jobs), _give_up):
+            progress(jobs[number].shard.samples, report.size)
+            yield report
+        return
+    if num_workers is None:
+        size = sum(job.shard.estimated_bytes for job in jobs)
+        num_workers = usable_workers(size // BYTES_PER_WORKER + 1)
+    if min(len(jobs), num_workers) <= 1:
+        yield from (pack_shard(job, progress) for job in jobs)
+        return
+    pool = WorkerPool(pack_shard, jobs, min(len(jobs), num_workers), 1, _give_up, progress)
+    yield from (report for _, report in pool.results(lambda: len(jobs)))
+
+
+def _give_up(job: ShardJob, end: str) -> NoReturn:
+    """Raises the error for a shard that keeps ending its process.
+
+    Raises:
+        WorkerDiedError: Always.
+    """
+    raise WorkerDiedError(
+        f"The shard {job.shard.name} ended each process that wrote it ({end}). If memory ran out, give the machine "
+        "more or use fewer --workers. Then run again: finished shards are kept."
+    )
+
+
 def pack_shard(job: ShardJob, progress: OnProgress | None = None) -> ShardReport:
     """Writes a shard: aside at first, then synced, and renamed or uploaded when it is complete.
 
@@ -197,17 +245,8 @@ def _pack(job: ShardJob, records: bytes, unfinished: Path, progress: OnProgress 
         sync(unfinished)
     report_path(job.out, job.shard.name).write_bytes(report.to_json())
     if samples:
-        _publish(job.out / job.shard.name, unfinished)
+        (job.out / job.shard.name).write_file(unfinished)
     return report
-
-
-def _publish(target: StoragePath, unfinished: Path) -> None:
-    if not target.is_local:
-        target.write_file(unfinished)
-        return
-    with writing(target):
-        os.replace(unfinished, target.local)
-        sync_folder(target.local.parent)
 
 
 def describe(record: Record) -> str:

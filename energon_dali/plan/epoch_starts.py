@@ -36,8 +36,7 @@ class EpochStarts:
         self._others = [number for number, source in enumerate(sources) if source is None]
         self._dealt = [number for number, source in enumerate(sources) if source is not None]
         dealt = [source for source in sources if source is not None]
-        repeated = [plans[number] for number in self._dealt]
-        rates = [plan.rates if isinstance(plan, RepeatedPlan) else (1, 0, 1) for plan in repeated]
+        rates = [plans[number].rates for number in self._dealt]
         totals = [source.samples_per_epoch for source in dealt]
         most = max((whole + numerator // denominator + 2 for whole, numerator, denominator in rates), default=1)
         share = max((max(numerator, denominator) for _, numerator, denominator in rates), default=1)

@@ -13,11 +13,20 @@ from functools import cached_property
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan.global_step import BEGINNING, Cursor, MicroBatch, Step, Uneven, deal, part_of, step_size
+from energon_dali.plan.global_step import (
+    BEGINNING,
+    Cursor,
+    MicroBatch,
+    Step,
+    Uneven,
+    deal,
+    part_of,
+    step_size,
+    unit_of_number,
+)
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, Base, Over, Schedule, ScheduledBlendPlan, WeightChange
-from energon_dali.plan.spares import unit_of_number
 
 GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""

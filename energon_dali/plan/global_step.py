@@ -1,4 +1,4 @@
-"""What a step of a job with global batches is: its size, where it begins, and how its units are dealt to ranks."""
+"""A step of a job with global batches: its size and its place, how its units are dealt to ranks, and their spares."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.plan import Rows
-from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.rng import SPARE, Int64Array, mix
 from energon_dali.plan.scheduled import FIRST, Base, Over, WeightChange
 
 Uneven = Literal["error", "round_down", "ragged"]
 UNEVEN = ("error", "round_down", "ragged")
+SPARES = 3
+"""Spares that are tried for a unit that failed."""
+_UNIT_BITS = 52
+"""Units are below 2 ** 48, so that further bits can say which spare of a unit is meant."""
 
 
 @dataclass(frozen=True, order=True)
@@ -86,11 +90,6 @@ class MicroBatch:
     rows: Rows
     """Their rows."""
 
-    @property
-    def is_last_of_step(self) -> bool:
-        """Whether the rank has no further one in the step."""
-        return self.number + 1 == self.step.micro_batches
-
 
 def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, uneven: Uneven) -> int:
     """Returns the number of units of a step.
@@ -154,3 +153,41 @@ def deal(homes: Int64Array, counts: Int64Array) -> Int64Array:
     ranks[left] = np.repeat(np.arange(len(counts)), room)
     dealt: Int64Array = ranks
     return dealt
+
+
+# --- what takes the place of a unit that fails, which depends on the unit alone ------------------------------------
+
+
+def spare_number(seed: int, unit: int, attempt: int, num_samples: int) -> int:
+    """Returns which sample of a source takes the place of a unit that failed.
+
+    Args:
+        seed: Seed of the job.
+        unit: The unit.
+        attempt: How many spares of it failed before.
+        num_samples: Number of samples of the source, at least 1.
+
+    Returns:
+        Its number in the source, 0 <= number < num_samples.
+    """
+    return mix(SPARE, seed, unit, attempt) % num_samples
+
+
+def spare_pass(unit: int, attempt: int) -> int:
+    """Returns the number of the pass of a spare: an extra repeat, which no row of a plan has."""
+    return (1 << 61) + unit * 64 + attempt
+
+
+def spare_unit(unit: int, attempt: int) -> int:
+    """Returns the number by which hooks draw random numbers for a spare: that of no unit."""
+    return unit + ((attempt + 1) << _UNIT_BITS)
+
+
+def attempts_of(number: int) -> int:
+    """Returns which spare of a unit has a number, from 1 on; 0 for the unit itself."""
+    return number >> _UNIT_BITS
+
+
+def unit_of_number(number: int) -> int:
+    """Returns the unit of which a number is, or a spare of which it is."""
+    return number & ((1 << _UNIT_BITS) - 1)

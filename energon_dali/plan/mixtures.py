@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import sub
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Members:
         self._place = np.full(len(plans), -1, np.int64)
         """By plan, its number among those that are computed together; -1 if it is not."""
         self._place[dealt] = np.arange(len(dealt))
-        self._is_moved = np.array([isinstance(plan, RepeatedPlan) and not plan.is_consecutive for plan in plans])
+        self._is_moved = np.array([not plan.is_consecutive for plan in plans])
         """By plan, whether its positions are not those of its source."""
 
     def rows(self, numbers: Int64Array, starts: Sequence[int] | Int64Array, stream: int) -> Rows:
@@ -132,10 +133,9 @@ class Mixture(Plan):
         return EpochStarts(self.members)
 
     def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number))
-
-    def _members_at(self, number: int) -> tuple[Plan, ...]:
-        return tuple(member.at_position(number) for member in self.members)
+        members = tuple(member.at_position(number) for member in self.members)
+        own: dict[str, int] = {"seed": mix(self.seed, number)} if hasattr(self, "seed") else {}
+        return replace(self, members=members, **own)
 
     def _check_no_end(self, start: int, stop: int) -> None:
         if not self.num_samples and start < stop:
@@ -225,11 +225,12 @@ class BlendPlan(Mixture):
     def is_endless(self) -> bool:
         return True
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"weights": list(self.weights), "seed": self.seed}
+
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0
-
-    def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number), seed=mix(self.seed, number))
 
     @cached_property
     def _cumulated(self) -> list[int]:
@@ -322,8 +323,10 @@ class EpochizedBlendPlan(Mixture):
     def is_endless(self) -> bool:
         return self.repeat
 
-    def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number), seed=mix(self.seed, number))
+    @property
+    def options(self) -> dict[str, Any]:
+        times = [member.repetitions for member in self.members]  # type: ignore[attr-defined]
+        return {"repetitions": times, "seed": self.seed}
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0 if self.repeat else self._pass_start(epoch, stream)

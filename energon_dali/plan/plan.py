@@ -140,6 +140,16 @@ class Plan(ABC):
             IndexError: There are no such positions, or no such stream.
         """
 
+    rates: tuple[int, int, int] = (1, 0, 1)
+    """(whole passes over the samples per epoch, numerator and denominator of the part of a further pass)."""
+    is_consecutive = True
+    """Whether epochs are consecutive parts of the passes, so that positions are those of the passes."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the config of a dataset says of a mixture, beyond its members, as plain values."""
+        return {}
+
     @abstractmethod
     def at_position(self, number: int) -> Plan:
         """Returns the plan of the same data at another position of a mixture, whose random draws differ."""

@@ -62,7 +62,7 @@ class RepeatedPlan(Plan):
         return replace(self, passes=self.passes.at_position(number))
 
     @cached_property
-    def rates(self) -> tuple[int, int, int]:
+    def rates(self) -> tuple[int, int, int]:  # type: ignore[override]
         """(whole passes per epoch, numerator and denominator of the part of a further pass)."""
         # Through the shortest decimal: 0.1 means a tenth, so that ten epochs make one pass.
         rate = Fraction(repr(float(self.repetitions)))
@@ -78,24 +78,16 @@ class RepeatedPlan(Plan):
         whole, numerator, denominator = self.rates
         return (partial * denominator // numerator + 1) * whole + partial
 
-    def samples_per_epoch(self, epoch: int) -> int:
-        """Returns the number of samples of an epoch, over all streams."""
-        return sum(high - low for _, low, high in self.parts(epoch))
-
-    def parts(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns (number of the pass, start, stop) of what an epoch takes, stop exclusive, over all streams."""
-        whole = self.rates[0]
-        begun = self._begun(epoch)
-        total = self.passes.samples_per_epoch
-        return [*((begun + number, 0, total) for number in range(whole)), *self._shared_parts(epoch)]
-
     def _begun(self, epoch: int) -> int:
         """Returns how many passes begin in earlier epochs."""
         whole, numerator, denominator = self.rates
         return epoch * whole - (-epoch * numerator // denominator)
 
     def _shared_parts(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns the `parts` of passes that may belong to several epochs."""
+        """Returns (number, start, stop) of what an epoch has of passes that may belong to several epochs.
+
+        It is counted over all streams, stop exclusive.
+        """
         _, numerator, denominator = self.rates
         total = self.passes.samples_per_epoch
         low, high = epoch * numerator, (epoch + 1) * numerator
@@ -148,7 +140,7 @@ class RepeatedPlan(Plan):
         return Rows.joined([self.passes.rows(first, last, stream) for first, last in ranges])
 
     @cached_property
-    def is_consecutive(self) -> bool:
+    def is_consecutive(self) -> bool:  # type: ignore[override]
         """Whether epochs are consecutive parts of the passes, so that positions are those of the passes."""
         whole, numerator, _ = self.rates
         return not whole or not numerator

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.draws import Draws
 from energon_dali.plan.mixtures import GROUP_DRAWS, MODULUS, Mixture
-from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, described
-from energon_dali.plan.rng import SCHEDULE, Int64Array, mix
+from energon_dali.plan.plan import MOST_ROWS, Rows, described
+from energon_dali.plan.rng import SCHEDULE, Int64Array
 
 _WHOLE = GROUP_DRAWS * MODULUS
 
@@ -218,11 +218,12 @@ class ScheduledBlendPlan(Mixture):
     def is_endless(self) -> bool:
         return True
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"weights": self.schedule.as_plain(), "over": self.schedule.over, "seed": self.seed}
+
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0
-
-    def at_position(self, number: int) -> Plan:
-        return replace(self, members=self._members_at(number), seed=mix(self.seed, number))
 
     def unit_of(self, at: int) -> int:
         """Returns the unit at which a point of the schedule is; for steps, as if all had the size of those to come."""

@@ -1,19 +1,24 @@
-"""Moves the tensors within samples and batches."""
+"""Moves the tensors within samples and batches, which are among their fields and among what hooks added."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 from collections import UserDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from energon_dali.samples.attributes import attributes_of
-
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Returns the attributes of a dataclass instance by name: the fields that are set, then what was added."""
+    own = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)}
+    return {**own, **getattr(value, "__dict__", {})}
 
 
 def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor], *, method: str | None = None) -> T:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from energon_dali.shards.documents.content import excerpt, is_inner_path
 from energon_dali.shards.documents.opening import Wanted
 from energon_dali.shards.index.extent_index import ExtentIndex, read_uuid

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError, ShardError, StoreUnavailableError
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_jsonl_offsets
 from energon_dali.shards.raw_sample import IndexedSample, RawSample

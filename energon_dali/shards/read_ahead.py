@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from energon_dali.errors import DatasetError, EnergonDaliError, StoreUnavailableError
@@ -92,19 +93,17 @@ _Piece = tuple[Future[list[bytes | memoryview]], int]
 """The bytes of a run: which of those that a request brings."""
 
 
+@dataclass(slots=True, eq=False)
 class _Row:
     """A sample that is planned."""
 
-    __slots__ = ("error", "pieces", "reader", "runs", "sample", "shard", "size")
-
-    def __init__(self, shard: int, sample: int) -> None:
-        self.shard = shard
-        self.sample = sample
-        self.reader: RangeReader | None = None
-        self.runs: list[PartRun] = []
-        self.size = 0
-        self.pieces: list[_Piece] | None = None  # one per run, as soon as they are requested
-        self.error: DatasetError | None = None
+    shard: int
+    sample: int
+    reader: RangeReader | None = None
+    runs: Sequence[PartRun] = ()
+    size: int = 0
+    pieces: list[_Piece] | None = None  # one per run, as soon as they are requested
+    error: DatasetError | None = None
 
 
 class PlannedReads:

@@ -22,8 +22,8 @@ from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage.local import LocalReader
-from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.protocols import RangeReader
+from energon_dali.shards.storage.request_pool import call_together
 from energon_dali.shards.storage.store import current_scope, open_shard
 
 MAX_OPEN_SHARDS = 12_288

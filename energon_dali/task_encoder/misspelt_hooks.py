@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from energon_dali.task_encoder.augment import AugmentTaskEncoder
-from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.default import AugmentTaskEncoder, DefaultTaskEncoder
 from energon_dali.task_encoder.encoder import HOOKS, TaskEncoder
 
 _OWN = (TaskEncoder, DefaultTaskEncoder, AugmentTaskEncoder)

@@ -12,7 +12,7 @@ import numpy as np
 
 from energon_dali.calls import refuse_async
 from energon_dali.errors import ConfigError
-from energon_dali.plan import mix
+from energon_dali.plan.rng import mix
 from energon_dali.task_encoder.context import current_sample
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -5,33 +5,22 @@ command line. They need the extra `tasks`; the names below are imported when the
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.errors import ConfigError
-from energon_dali.lazy_names import import_name, names_of
+from energon_dali.lazy_names import attach
 
-if TYPE_CHECKING:
-    from energon_dali.tasks.checkpoint import load_task
-    from energon_dali.tasks.composition import compose
-    from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule, make_decoder
-    from energon_dali.tasks.instantiator import HydraInstantiator, Instantiator
-    from energon_dali.tasks.task import OptimizerConfig, SchedulerConfig, TaskTransformer
-    from energon_dali.tasks.training import TrainResult, run
-
-__all__ = [
-    "HydraInstantiator",
-    "Instantiator",
-    "OptimizerConfig",
-    "SchedulerConfig",
-    "TaskTransformer",
-    "TrainResult",
-    "TransformerDataConfig",
-    "TransformerDataModule",
-    "compose",
-    "load_task",
-    "make_decoder",
-    "run",
-]
+_import_name, __dir__, __all__ = attach(
+    __name__,
+    {
+        "checkpoint": "load_task",
+        "composition": "compose",
+        "data_module": "TransformerDataConfig TransformerDataModule make_decoder",
+        "instantiator": "HydraInstantiator Instantiator",
+        "task": "OptimizerConfig SchedulerConfig TaskTransformer",
+        "training": "TrainResult run",
+    },
+)
 
 _PACKAGES = ("hydra", "lightning", "matplotlib", "omegaconf")
 
@@ -53,8 +42,4 @@ def check_extra() -> None:
 def __getattr__(name: str) -> Any:
     if name in __all__:
         check_extra()
-    return import_name(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return names_of(__name__)
+    return _import_name(name)

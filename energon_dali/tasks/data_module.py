@@ -19,14 +19,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from energon_dali.assembly.datasets import AnyPath, get_train_dataset, get_val_dataset
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.stream import State
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import LimitDataset
 from energon_dali.decode import DaliDecoder, Decoder, MediaDecoder, SampleDecoder
 from energon_dali.decode.media_decoder import options_of
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.loader.accumulation import check_accumulation
+from energon_dali.loader.global_job import check_accumulation
 from energon_dali.plan.global_step import Uneven
 from energon_dali.samples.transfer import move
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.tasks.loaders import EvalLoader, TrainLoader
 from energon_dali.tasks.map_loader import EpochPlan, MapLoader, PlanSampler
 from energon_dali.tasks.position import (

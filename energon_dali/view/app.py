@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -22,11 +23,12 @@ from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
 from energon_dali.view import pages
-from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
+from energon_dali.view.content import send_part
+from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
-from energon_dali.view.part_response import send_part
 from energon_dali.view.site import STATIC, Site
 from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 _SAMPLE = "/data/{dataset:int}/sample/{index:int}"
 _PART = _SAMPLE + "/part/{part:int}"
@@ -62,19 +64,15 @@ def create_app(site: Site, token: str) -> Guard:
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),
-        Route(f"{_PART}/thumbnail", pictures(thumbnail)),
-        Route(f"{_PART}/image", pictures(image)),
-        Route(f"{_PART}/strip", pictures(strip)),
+        Route(f"{_PART}/thumbnail", pictures(partial(picture, make_thumbnail))),
+        Route(f"{_PART}/image", pictures(partial(picture, convert_image))),
+        Route(f"{_PART}/strip", pictures(partial(picture, make_strip))),
         Route("/scan", pages.scan_progress),
         Route("/scan/start", pages.start_scan, methods=["POST"]),
         Route("/scan/cancel", pages.cancel_scan, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    handlers: dict[Any, Callable[[Request, Any], Response]] = {
-        HTTPException: _show_http_error,
-        EnergonDaliError: _show_error,
-        OSError: _show_error,
-    }
+    handlers: dict[Any, Any] = dict.fromkeys((HTTPException, EnergonDaliError, OSError), _show_error)
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.state.site = site
     return Guard(app, token)
@@ -112,24 +110,8 @@ def part(request: Request) -> Response:
     return send_part(request, entry.opened, sample, found)
 
 
-def thumbnail(request: Request) -> Response:
-    """Answers `.../part/P/thumbnail`: a small picture of a media part."""
-    return _picture(request, make_thumbnail)
-
-
-def image(request: Request) -> Response:
-    """Answers `.../part/P/image`: an image in a format that every browser shows."""
-    return _picture(request, convert_image)
-
-
-def strip(request: Request) -> Response:
-    """Answers `.../part/P/strip`: frames of a video, side by side."""
-    return _picture(request, make_strip)
-
-
-def _picture(
-    request: Request, make: Callable[[ViewedDataset, ViewedSample, ViewedPart], tuple[bytes, str]]
-) -> Response:
+def picture(make: Callable[[ViewedDataset, ViewedSample, ViewedPart], tuple[bytes, str]], request: Request) -> Response:
+    """Answers `.../part/P/thumbnail`, `image` and `strip`: what a function of `thumbnail` makes of a media part."""
     entry, sample, found = pages.part_of(request)
     try:
         content, kind = make(entry.opened, sample, found)
@@ -139,15 +121,11 @@ def _picture(
     return Response(content, 200, _PICTURE_HEADERS, kind)
 
 
-def _show_http_error(request: Request, error: HTTPException) -> Response:
-    return _error_page(request, error.status_code, error.detail)
-
-
 def _show_error(request: Request, error: Exception) -> Response:
-    return _error_page(request, 422 if isinstance(error, DecodeError) else 500, str(error))
-
-
-def _error_page(request: Request, status: int, message: str) -> Response:
+    if isinstance(error, HTTPException):
+        status, message = error.status_code, error.detail
+    else:
+        status, message = 422 if isinstance(error, DecodeError) else 500, str(error)
     return pages.show(request, "error", status=status, entry=None, message=message)
 
 

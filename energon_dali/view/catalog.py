@@ -1,4 +1,4 @@
-"""What the page shows: the datasets that a path names, each with its samples by number."""
+"""What the page shows: the options of the command, and the datasets that its path names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,33 @@ from energon_dali.metadataset.loader import load_dataset
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.scheduled import Schedule
 from energon_dali.shards import StoragePath
-from energon_dali.view.dataset import ViewedDataset
-from energon_dali.view.folder_dataset import FolderDataset, JsonlDataset
+from energon_dali.view.dataset import FolderDataset, JsonlDataset, ViewedDataset
 
 JSONL_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """Options of the command; plain values."""
+
+    path: str
+    """A prepared folder, a `.jsonl` file, or a metadataset (`.yaml`)."""
+    encoder: str = ""
+    """`MODULE:CLASS` of a task encoder; a function or an instance is taken too; "" shows no encoded samples."""
+    split_part: str = "train"
+    """Part of the split whose first batch is shown."""
+    batch_size: int | None = 4
+    """Samples of that batch; None batches only if the encoder groups samples itself."""
+    packing_buffer_size: int | None = None
+    """Number of samples from which the encoder chooses packs; None packs nothing."""
+    allow_imports: bool = False
+    """Import classes and functions of other packages that the dataset names."""
+    allow_code: bool = False
+    """Run code that is in the dataset: sample_loader.py, pickled parts."""
+    dataset_config: str | None = None
+    """Name of dataset.yaml; only for a folder."""
+    split_config: str | None = None
+    """Name of the split file; only for a folder."""
 
 
 @dataclass(frozen=True, slots=True)

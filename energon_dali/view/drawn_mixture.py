@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from energon_dali.assembly.mixture import blended_plan, open_sources
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.errors import ConfigError
-from energon_dali.plan import BlendPlan, EpochizedBlendPlan, Plan
+from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
 from energon_dali.plan.slices import Int32Array
-from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+from energon_dali.task_encoder.cooking import Cooker
+from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_DRAWS = 10_000

@@ -21,14 +21,14 @@ from energon_dali.assembly.pipeline import build_stages
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
-from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.loader.get_loader import get_savable_loader
 from energon_dali.metadataset.join.joined_reader import JoinedReader
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from energon_dali.shards.index.tar_index import read_tar_index
-from energon_dali.task_encoder import TaskEncoder, overridden
+from energon_dali.task_encoder.encoder import TaskEncoder, overridden
+from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
-from energon_dali.view.options import ViewOptions
-from energon_dali.view.pixels import Normalisation
+from energon_dali.view.pixels import Normalisation, ShownImage
 from energon_dali.worker_config import WorkerConfig
 
 MAX_ELEMENTS = 8
@@ -47,15 +47,13 @@ class EncodedElement:
     fields: list[ShownField]
     """Its fields, without those that every sample has."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON."""
-        return {"type_name": self.type_name, "keys": self.keys, "fields": [one.as_dict() for one in self.fields]}
-
 
 @dataclass(slots=True)
 class EncodedView:
     """What came of encoding one sample or batch."""
 
+    name: str = ""
+    """Its name in addresses."""
     elements: list[EncodedElement] = field(default_factory=list)
     """What the encoder made; several for a sample if a hook is a generator, none if it was skipped or failed."""
     error: str = ""
@@ -65,10 +63,10 @@ class EncodedView:
     note: str = ""
     """What the user should know about it; "" if nothing."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON."""
-        elements = [element.as_dict() for element in self.elements]
-        return {"elements": elements, "error": self.error, "trace": self.trace, "note": self.note}
+    @property
+    def images(self) -> list[ShownImage]:
+        """The images of all fields, in their order."""
+        return [image for element in self.elements for field in element.fields for image in field.images]
 
 
 def load_encoder(name: str) -> TaskEncoder[Any, Any, Any, Any]:
@@ -318,39 +316,32 @@ def find_normalisation(encoder: TaskEncoder[Any, Any, Any, Any]) -> Normalisatio
     return None
 
 
-def answer_views(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns what answers requests, in the process that runs the user's task encoder.
+class ViewEncoder:
+    """Makes the views of a task encoder, in the process that runs it.
 
-    In a process of its own, an encoder can neither block nor end the server of the page, whatever it does. An encoder
-    that cannot be made is tried again with each request.
+    An encoder that cannot be made is tried again with each view. Whatever goes wrong is part of the view.
 
     Args:
-        options: Fields of ViewOptions. A request is {"what": "batch"}, or {"what": "sample", "path": ..., "index": ...,
-            "split_part": ...}.
+        options: What is encoded, and how.
     """
-    session: EncoderSession | None = None
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        nonlocal session
+    def __init__(self, options: ViewOptions) -> None:
+        self._options = options
+        self._session: EncoderSession | None = None
+
+    def __call__(self, place: tuple[str, int, str] | None) -> EncodedView:
+        """Returns a view.
+
+        Args:
+            place: Arguments of `EncoderSession.sample`; None for the first batch.
+        """
         try:
-            session = session or EncoderSession(ViewOptions(**options))
-            view = _asked(session, request)
+            self._session = self._session or EncoderSession(self._options)
+            return self._session.batch() if place is None else self._session.sample(*place)
         except EnergonDaliError as error:
             cause = error.__cause__
             trace = "" if cause is None else "".join(traceback.format_exception(cause))
-            view = EncodedView(error=str(error), trace=trace)
+            return EncodedView(error=str(error), trace=trace)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             trace = "".join(traceback.format_exception(error))
-            view = EncodedView(error=f"{type(error).__name__}: {error}", trace=trace)
-        return view.as_dict()
-
-    return answer
-
-
-def _asked(session: EncoderSession, request: dict[str, Any]) -> EncodedView:
-    try:
-        if request["what"] == "batch":
-            return session.batch()
-        return session.sample(request["path"], request["index"], request["split_part"])
-    except (EnergonDaliError, OSError) as error:
-        return EncodedView(error=f"{type(error).__name__}: {error}")
+            return EncodedView(error=f"{type(error).__name__}: {error}", trace=trace)

@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 from http import HTTPStatus
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,15 +25,18 @@ PAGE_POLICY = (
 DATA_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox"
 """What data of a sample may load and run when it is opened on its own: nothing."""
 
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
     # Not "no-referrer": with it, a form of this very page has the origin "null".
-    (b"referrer-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
-)
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "content-security-policy": PAGE_POLICY,
+    "cache-control": "no-store",
+}
+"""Headers of every answer that has no such header of its own."""
 _TOKEN = "token"
 _LONGEST_PATH = 2000
 """Letters of a path; no address of the page has as many, and Python refuses to read numbers of more than 4,300."""
@@ -133,14 +137,9 @@ def _name_of(host: str) -> str:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            names = {name.lower() for name, _ in headers}
-            headers += [(name, value) for name, value in _HEADERS if name not in names]
-            if b"content-security-policy" not in names:
-                headers.append((b"content-security-policy", PAGE_POLICY.encode()))
-            if b"cache-control" not in names:
-                headers.append((b"cache-control", b"no-store"))
-            message = {**message, "headers": headers}
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending

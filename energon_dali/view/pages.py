@@ -7,7 +7,7 @@ mixture of a metadataset.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,8 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from energon_dali.errors import DatasetError
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.content import show_part, snippets
-from energon_dali.view.dataset import ViewedPart, ViewedSample
+from energon_dali.view.content import AV_TYPES, show_part, snippets
 from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
     DEFAULT_SAMPLES_PER_STEP,
@@ -27,16 +26,12 @@ from energon_dali.view.drawn_mixture import (
     drawn_mixture,
     steps_of_schedule,
 )
+from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.guard import DATA_POLICY
-from energon_dali.view.part_response import AV_TYPES
-from energon_dali.view.query import FILTER_FIELDS, PAGE_SIZES, GridQuery, describe, read_query
+from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.statistics import collect_statistics, group_failures
-from energon_dali.view.thumbnail import find_thumbnail_part
-
-if TYPE_CHECKING:
-    from energon_dali.view.encoded import EncodedViews
-
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 _POSITION = "position"
 
@@ -122,35 +117,21 @@ def grid(request: Request) -> Response:
         query = query.on_page(last_page)
         page = selection.page(query.start, query.start + query.page_size)
     samples = [dataset.sample(index) for index in page.indices.tolist()]
-    texts = snippets(dataset, samples)
-    cards = []
-    for offset, (sample, text) in enumerate(zip(samples, texts, strict=True)):
-        cards.append(
-            {
-                "sample": sample,
-                "thumbnail": find_thumbnail_part(sample),
-                "text": text,
-                "address": f"/data/{entry.number}/sample/{sample.index}"
-                + query.address(page=None, **{_POSITION: query.start + offset}),
-            }
-        )
     progress = site.scan.progress(site.scan_number(entry)) if selection.waits_for_scan else None
     return show(
         request,
         "grid",
         entry=entry,
-        dataset=dataset,
         query=query,
         fields=query.fields(),
-        names=list(FILTER_FIELDS),
         conditions=list(describe(query)),
         wrong=wrong,
         found=page,
-        cards=cards,
+        cards=list(zip(samples, snippets(dataset, samples), strict=True)),
         last_page=last_page,
         page_sizes=PAGE_SIZES,
         progress=progress,
-        is_incomplete=page.searched < 1 and len(cards) < query.page_size and not page.error,
+        is_incomplete=page.searched < 1 and len(samples) < query.page_size and not page.error,
     )
 
 
@@ -187,7 +168,6 @@ def sample(request: Request) -> Response:
         request,
         "sample",
         entry=entry,
-        dataset=dataset,
         sample=shown,
         parts=[show_part(dataset, shown, part) for part in sorted(shown.parts, key=_is_not_media)],
         splits=[part for part in dataset.split_parts if dataset.rows(part).position(shown.index) is not None],
@@ -219,10 +199,7 @@ def facts(request: Request) -> Response:
     site = site_of(request)
     entry, shown = sample_of(request)
     found = site.check.examine(site.scan_number(entry), shown.index)
-    parts: list[dict[str, Any]] = []
-    for part in found.parts:
-        described = {name: value for name, value in asdict(part).items() if name != "digest"}
-        parts.append({**described, "digest": "" if part.digest is None else part.digest.hex()})
+    parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
 
 
@@ -293,17 +270,15 @@ def statistics(request: Request) -> Response:
     split = request.query_params.get("split", "")
     split = split if split in dataset.split_parts else ""
     rows = dataset.rows(split or None)
-    ranges = list(zip(rows.starts.tolist(), (rows.starts + rows.lengths).tolist(), strict=True))
     number = site.scan_number(entry)
     return show(
         request,
         "statistics",
         entry=entry,
-        dataset=dataset,
         split=split,
         num_rows=len(rows),
         progress=site.scan.progress(number),
-        found=collect_statistics(site.scan, source=number, ranges=ranges),
+        found=collect_statistics(site.scan, source=number, ranges=rows.ranges),
     )
 
 

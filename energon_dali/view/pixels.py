@@ -1,4 +1,7 @@
-"""Arrays as images: undoes normalisation, and puts tiles and patches back together where their grid is known."""
+"""Arrays as images: undoes normalisation, and puts tiles and patches back together where their grid is known.
+
+What a front end made of an image or video is put back together by its layout: views, tiles and patches.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from energon_dali.decode.front_ends.front_end import VisionInput
+from energon_dali.decode.front_ends.layout import View
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -66,13 +72,16 @@ def find_images(
     grid = _tile_grid(name, len(pixels), others)
     if grid is not None:
         rows, columns = grid
-        tiles = pixels[: rows * columns]
-        whole = tiles.reshape(rows, columns, *tiles.shape[1:]).swapaxes(1, 2)
-        image = whole.reshape(rows * tiles.shape[1], columns * tiles.shape[2], -1)
-        note = f"{rows} x {columns} tiles put together"
-        rest = pixels[rows * columns :]
-        return [show_image(image, note, normalisation), *(show_image(one, "overview", normalisation) for one in rest)]
+        whole = show_image(*join_tiles(pixels[: rows * columns], rows, columns), normalisation)
+        return [whole, *(show_image(one, "overview", normalisation) for one in pixels[rows * columns :])]
     return [show_image(image, "", normalisation) for image in pixels[:MAX_IMAGES]]
+
+
+def join_tiles(tiles: npt.NDArray[Any], rows: int, columns: int) -> tuple[npt.NDArray[Any], str]:
+    """Returns (image, how it was made) of tiles (rows * columns, H, W, C), row by row."""
+    whole = tiles.reshape(rows, columns, *tiles.shape[1:]).swapaxes(1, 2)
+    image = whole.reshape(rows * tiles.shape[1], columns * tiles.shape[2], -1)
+    return image, f"{rows} x {columns} tiles put together"
 
 
 def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
@@ -203,6 +212,63 @@ def _seam(images: FloatArray, side: int) -> float:
     borders = [rows[side - 1 :: side].mean() if len(image) > side else 0.0]
     borders.append(columns[:, side - 1 :: side].mean() if image.shape[1] > side else 0.0)
     return float(sum(borders) + rows.mean() + columns.mean())
+
+
+# --- front ends ----------------------------------------------------------------------------------------------------
+
+
+def vision_images(vision: VisionInput, values: npt.NDArray[Any]) -> list[ShownImage]:
+    """Returns the views that a model sees of an image, or of the frames of a video.
+
+    Args:
+        vision: What the decoder gave.
+        values: Its values, on the CPU: tiles (..., 3, H, W), or patches (N, D) in the order of the front end.
+    """
+    normalisation = undo_of(vision)
+    found: list[ShownImage] = []
+    if values.ndim >= 4 and values.shape[-3] in (1, 3):
+        tiles = values.reshape(-1, *values.shape[-3:]).transpose(0, 2, 3, 1)
+        for image, note in _views(tiles, vision.layout.views):
+            found.append(show_image(image, note, normalisation))
+            if len(found) == MAX_IMAGES:
+                break
+        return found
+    grid = vision.layout.grid
+    if values.ndim == 2 and len(grid) in (2, 3):
+        frames, rows, columns = grid if len(grid) == 3 else (1, *grid)
+        if frames * rows * columns <= len(values):
+            patches = np.asarray(values[: frames * rows * columns], np.float32)
+            found += [
+                show_image(image, note, normalisation) for image, note in join_patches(patches, frames, rows, columns)
+            ]
+    return found
+
+
+def undo_of(vision: VisionInput) -> Normalisation | None:
+    """Returns mean and standard deviation, of values from 0 to 1, that the front end applies; None if it does not."""
+    pixels = vision.front_end.values
+    if str(vision.values.dtype) == "torch.uint8":
+        return None
+    scale = 1.0 if pixels.rescale is None else pixels.rescale * 255
+    mean, std = pixels.mean or (0.0,), pixels.std or (1.0,)
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
+def _views(tiles: npt.NDArray[Any], views: tuple[View, ...]) -> Iterator[tuple[npt.NDArray[Any], str]]:
+    """Yields (image, how it was made) of the emitted views, frame after frame; of single tiles if they do not fit."""
+    emitted = [view for view in views if view.emitted]
+    per_frame = sum(view.num_tiles for view in emitted)
+    fits = per_frame and len(tiles) % per_frame == 0
+    if not fits or any(view.tile_size != tiles.shape[1:3] for view in emitted):
+        yield from ((tile, "") for tile in tiles)
+        return
+    for first in range(0, len(tiles), per_frame):
+        start = first
+        for view in emitted:
+            rows, columns = (whole // tile for whole, tile in zip(view.canvas_size, view.tile_size, strict=True))
+            part = tiles[start : start + rows * columns]
+            start += rows * columns
+            yield (part[0], "") if len(part) == 1 else join_tiles(part, rows, columns)
 
 
 # --- pixels --------------------------------------------------------------------------------------------------------

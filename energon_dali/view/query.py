@@ -1,19 +1,134 @@
-"""What a page was asked for: split, shard, conditions, page number; from an address, and back to one."""
+"""What a page was asked for: split, shard, conditions, page number; from an address and back to one, and as SQL."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
-
-from energon_dali.view.scan_filter import SampleFilter
 
 PAGE_SIZES = (10, 24, 48, 96)
 DEFAULT_PAGE_SIZE = 48
 MAX_NUMBER = 1 << 53
 _MAX_TEXT = 1000
+Ranges: TypeAlias = Sequence[tuple[int, int]] | None
+"""(start, stop) of the samples to look at, such as those of a split; None is all."""
+_PHRASE = re.compile(r'"([^"]*)"|(\S+)')
+MAX_PHRASES = 32
+"""Words and phrases of one search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleFilter:
+    """Conditions that a sample has to meet, all of them; None and empty values mean no condition.
+
+    Conditions on parts (format, width, height, aspect ratio, duration, mode, text length, duplicates) have to be met by
+    one and the same part. Bounds are inclusive.
+    """
+
+    text: str = ""
+    """Words of its text and JSON parts, all of them; "quoted words" follow each other, and wor* is a beginning."""
+    key: str = ""
+    """Part of its key."""
+    fails: bool | None = None
+    """Whether it fails to decode."""
+    reason: str = ""
+    """Part of the reason why it fails."""
+    part: str = ""
+    """Name of the part, such as "jpg"."""
+    kind: str = ""
+    """"image", "video", "audio", "text", "json" or "other"."""
+    format: str = ""
+    """Format of an image, codec of a video or audio, suffix of anything else."""
+    mode: str = ""
+    """Colour mode of an image, pixel format of a video, channel layout of audio."""
+    min_width: int | None = None
+    """Width in pixels."""
+    max_width: int | None = None
+    """Width in pixels."""
+    min_height: int | None = None
+    """Height in pixels."""
+    max_height: int | None = None
+    """Height in pixels."""
+    min_aspect: float | None = None
+    """Width divided by height."""
+    max_aspect: float | None = None
+    """Width divided by height."""
+    min_duration: float | None = None
+    """Duration in seconds."""
+    max_duration: float | None = None
+    """Duration in seconds."""
+    min_text_length: int | None = None
+    """Characters of a text part, or of all strings of a JSON part."""
+    max_text_length: int | None = None
+    """Characters of a text part, or of all strings of a JSON part."""
+    min_bytes: int | None = None
+    """Size of all parts together in bytes."""
+    max_bytes: int | None = None
+    """Size of all parts together in bytes."""
+    duplicates: bool | None = None
+    """Whether another part of the dataset has the same content."""
+    same_as: bytes | None = None
+    """Digest of the content of one of its parts."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every sample meets it."""
+        return self == SampleFilter()
+
+    def conditions(self) -> tuple[str, list[Any]]:
+        """Returns (a condition on the tables `samples AS s` and `parts`, its parameters)."""
+        sample: list[str] = []
+        values: list[Any] = []
+        if self.text.strip():
+            sample.append("s.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
+            values.append(match_expression(self.text))
+        if self.key:
+            sample.append("instr(s.key, ?) > 0")
+            values.append(self.key)
+        if self.fails is not None:
+            sample.append(f"s.fails = {int(self.fails)}")
+        if self.reason:
+            sample.append("s.id IN (SELECT sample FROM failures WHERE instr(reason, ?) > 0)")
+            values.append(self.reason)
+        for value, comparison in ((self.min_bytes, ">="), (self.max_bytes, "<=")):
+            if value is not None:
+                sample.append(f"s.bytes {comparison} ?")
+                values.append(_fits(value))
+        part, more = self._part_conditions()
+        if part:
+            sample.append(f"EXISTS (SELECT 1 FROM parts p WHERE p.sample = s.id AND {' AND '.join(part)})")
+            values += more
+        return " AND ".join(sample) or "1", values
+
+    def _part_conditions(self) -> tuple[list[str], list[Any]]:
+        terms: list[tuple[str, Any]] = [
+            ("p.name = ?", self.part or None),
+            ("p.kind = ?", self.kind or None),
+            ("p.format = ?", self.format or None),
+            ("p.mode = ?", self.mode or None),
+            ("p.width >= ?", self.min_width),
+            ("p.width <= ?", self.max_width),
+            ("p.height >= ?", self.min_height),
+            ("p.height <= ?", self.max_height),
+            ("p.width >= ? * p.height", self.min_aspect),
+            ("p.width <= ? * p.height", self.max_aspect),
+            ("p.duration >= ?", self.min_duration),
+            ("p.duration <= ?", self.max_duration),
+            ("p.text_length >= ?", self.min_text_length),
+            ("p.text_length <= ?", self.max_text_length),
+            ("p.digest = ?", self.same_as),
+        ]
+        chosen = [(term, _fits(value)) for term, value in terms if value is not None]
+        conditions = [term for term, _ in chosen]
+        if self.duplicates is not None:
+            repeated = "(SELECT digest FROM parts WHERE digest IS NOT NULL GROUP BY digest HAVING count(*) > 1)"
+            conditions.append(
+                f"p.digest IN {repeated}" if self.duplicates else f"(p.digest IS NULL OR p.digest NOT IN {repeated})"
+            )
+        return conditions, [value for _, value in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +150,6 @@ class GridQuery:
     def start(self) -> int:
         """Position of the first sample of the page."""
         return (self.page - 1) * self.page_size
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is no condition but the split."""
-        return not self.shard and self.wanted.is_empty
 
     def fields(self) -> dict[str, str]:
         """Returns the conditions as an address has them; what is not given is left out."""
@@ -144,3 +254,22 @@ def _whole(text: str | None) -> int | None:
     except ValueError:
         return None
     return number if abs(number) < MAX_NUMBER else None
+
+
+def _fits(value: Any) -> Any:
+    """Returns a number as SQLite can compare it: it takes integers of 64 bits."""
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
+
+
+def match_expression(text: str) -> str:
+    """Returns an expression of FTS5 that finds all words and quoted phrases of a text; nothing in it is an operator.
+
+    Args:
+        text: As the user wrote it: words, "phrases", and beginnings of words with a star at the end.
+    """
+    phrases = []
+    for quoted, word in _PHRASE.findall(text.replace("\0", " "))[:MAX_PHRASES]:
+        plain = quoted or word.rstrip("*").replace('"', "")
+        if plain.strip():
+            phrases.append(f'"{plain}"' + ("*" if word.endswith("*") else ""))
+    return " ".join(phrases) or '""'

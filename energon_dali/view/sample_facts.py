@@ -1,11 +1,16 @@
-"""What a scan finds out about one sample: facts of its parts, its text, and why it fails to decode."""
+"""What a scan finds out about one sample: facts of its parts, its text, and why it fails to decode.
+
+A scan examines samples in its own processes; the page examines one at a time by a `SampleCheck`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from energon_dali.av import AVDecoder
@@ -18,7 +23,8 @@ from energon_dali.decode.spec import DEFAULT_MAX_BYTES
 from energon_dali.errors import DatasetError, DecodeError
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.json_text import parse_json
-from energon_dali.view.scan_source import OpenedScanSource
+from energon_dali.shards.prepare.worker_pool import NoAnswerError, RequestProcess
+from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
 TEXT_SUFFIXES = frozenset({"txt", "text", "transcript", "md", "html", "xml", "csv"})
 JSON_SUFFIXES = frozenset({"json", "jsn", "jsonl"})
@@ -27,6 +33,9 @@ MAX_TEXT = 1 << 20
 """Characters of one part that the text search covers."""
 HASHED_FROM_BYTES = 64
 """Smaller parts, such as labels, are equal without being duplicates."""
+CHECK_SECONDS = 60.0
+"""Longest time for one sample of a `SampleCheck`."""
+_KEPT_CHECKS = 256
 _MAX_REASON = 2000
 _MAX_JSON_DEPTH = 100
 
@@ -223,3 +232,59 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _strings(inner)
+
+
+class SampleCheck:
+    """Examines samples one at a time, in a process of its own, and keeps the results of the last ones. Thread-safe.
+
+    Args:
+        sources: The datasets; methods name one of them by its number in this list.
+        seconds: Longest time for one sample.
+    """
+
+    def __init__(self, sources: Sequence[ScanSource], *, seconds: float = CHECK_SECONDS) -> None:
+        self._process = RequestProcess(_Checker(sources))
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._facts = lru_cache(_KEPT_CHECKS)(self._examine)
+
+    def examine(self, source: int, index: int) -> SampleFacts:
+        """Returns the facts of a sample, without its text; its media are decoded to the end.
+
+        Args:
+            source: Number of the dataset.
+            index: Number of the sample.
+
+        Raises:
+            DatasetError: The dataset cannot be opened or read.
+            StorageError: A file cannot be read.
+        """
+        with self._lock:
+            return self._facts(source, index)
+
+    def _examine(self, source: int, index: int) -> SampleFacts:
+        try:
+            return self._process.ask((source, index), self._seconds)
+        except NoAnswerError as error:
+            return SampleFacts(index, "", "", stage="decode", reason=f"Decoding it {error}")
+
+    def close(self) -> None:
+        """Ends the process for good, whatever it examines."""
+        self._process.close()
+        with self._lock:
+            self._process.end()
+
+
+class _Checker:
+    """Examines samples, in the process of a check."""
+
+    def __init__(self, sources: Sequence[ScanSource]) -> None:
+        self._sources = sources
+        self._opened: dict[int, OpenedScanSource] = {}
+
+    def __call__(self, place: tuple[int, int]) -> SampleFacts:
+        source, index = place
+        if source not in self._opened:
+            self._opened[source] = self._sources[source].open()
+        (facts,) = examine_samples(self._opened[source], index, index + 1)
+        return replace(facts, text="")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
-from energon_dali.view.line_process import LineProcess, ProcessEndedError
-from energon_dali.view.scan_filter import SampleFilter
+from energon_dali.shards.prepare.journal import cache_folder
+from energon_dali.shards.prepare.worker_pool import WorkerPool
+from energon_dali.view.query import Ranges, SampleFilter
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.scan_store import BLOCK, ScanStore, answer_scans, remove_old_scans, scan_folder
+from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, in_background, remove_old_scans
 
 MAX_CRASHES = 100
 """Times that decoding may end a process before the scan gives up."""
@@ -98,12 +101,11 @@ class Scan:
         if num_processes is not None and num_processes < 1:
             raise ConfigError(f"num_processes={num_processes} is invalid: it must be at least 1.")
         self.sources = tuple(sources)
-        self.folder = folder or scan_folder()
+        self.folder = folder or cache_folder("view")
         self.num_processes = num_processes or min(4, max(1, (os.cpu_count() or 1) // 2))
         self._lock = threading.Lock()
         self._stores: dict[int, ScanStore] = {}
         self._totals: dict[int, int] = {}
-        self._processes: list[LineProcess] = []
         self._thread: threading.Thread | None = None
         self._cancelled = threading.Event()
         self._error = ""
@@ -117,7 +119,6 @@ class Scan:
                 return
             self._error = ""
             self._cancelled.clear()
-            self._processes.clear()
             self._thread = threading.Thread(target=self._run, name="energon_dali.view.scan", daemon=True)
             self._thread.start()
 
@@ -126,10 +127,7 @@ class Scan:
 
         Processes that code of the dataset forked may stay, and keep the scan's threads waiting: they are left behind.
         """
-        with self._lock:
-            self._cancelled.set()
-            for process in self._processes:
-                process.close()  # SQLite rolls back what is not committed
+        self._cancelled.set()  # the processes are killed; SQLite rolls back what is not committed
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_SECONDS)
@@ -168,7 +166,8 @@ class Scan:
     def _run(self) -> None:
         try:
             remove_old_scans(self.folder)
-            tasks: list[tuple[dict[str, object], str]] = []
+            tasks: list[tuple[ScanSource, str]] = []
+            blocks: list[tuple[int, int]] = []
             for number, source in enumerate(self.sources):
                 store = self.store(number, again=True)
                 total, note = self._total(number), ""
@@ -177,61 +176,57 @@ class Scan:
                     note = opened.note
                     opened.close()
                 store.create({"path": source.path, "num_samples": total, **({"note": note} if note else {})})
-                tasks.append((asdict(source), store.path.stem))
-            job = (str(self.folder), tasks)
-            shares = range(self.num_processes)
-            threads = [threading.Thread(target=self._run_share, args=(job, share), daemon=True) for share in shares]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        except (EnergonDaliError, OSError) as error:
-            self._error = str(error)
-
-    def _run_share(self, job: tuple[str, object], share: int) -> None:
-        """Has a process scan the blocks of a share. In a block in which it ends, it examines the samples one by one."""
-        process = LineProcess(answer_scans, job, {"OMP_NUM_THREADS": "1"})
-        with self._lock:
-            if self._cancelled.is_set():
-                return
-            self._processes.append(process)
-        ends = 0
-
-        def ended_by(*request: object) -> str:
-            """Returns how a request ended the process, such as "with SIGSEGV"; "" if it did not."""
-            nonlocal ends
-            try:
-                error = process.ask(request, math.inf)
-            except ProcessEndedError as ended:
-                ends += 1
-                if self._cancelled.is_set():
-                    raise
-                if ends == MAX_CRASHES:
-                    raise StorageError(f"The scan ended: decoding ended {MAX_CRASHES} processes.") from ended
-                return ended.end
-            if error:
-                raise StorageError(error)
-            return ""
-
-        try:
-            process.ask(["begin"], math.inf)
-            for number in range(len(self.sources)):
-                store, total = self.store(number), self._total(number)
+                tasks.append((source, store.path.stem))
                 done = store.done_blocks()
-                for block in range(share, -(-total // BLOCK), self.num_processes):
-                    while block not in done and ended_by("scan", number, block):
-                        for index in range(block * BLOCK, min((block + 1) * BLOCK, total)):
-                            end = ended_by("examine", number, index)
-                            if end:
-                                store.record_crash(index, f"Decoding it ended the process {end}")
-        except ProcessEndedError as error:
-            if not self._cancelled.is_set():
-                self._error = f"The scan ended: a process ended {error.end} before it began."
+                blocks += [(number, block) for block in range(-(-total // BLOCK)) if block not in done]
+            self._scan(BlockScanner(self.folder, tasks), blocks)
+        except CancelledError:
+            pass
         except (EnergonDaliError, OSError) as error:
             self._error = str(error)
-        finally:
-            process.close()
-            process.end()
+
+    def _scan(self, scanner: BlockScanner, blocks: Sequence[tuple[int, int]]) -> None:
+        """Has processes scan blocks. In a block in which one ends, samples are examined one by one to find which."""
+        crashes = itertools.count(1)
+
+        def count_crash() -> None:
+            if next(crashes) == MAX_CRASHES:
+                raise StorageError(f"The scan ended: decoding ended {MAX_CRASHES} processes.")
+
+        def record_sample(place: tuple[int, int], end: str) -> None:
+            count_crash()
+            self.store(place[0]).record_crash(place[1], f"Decoding it ended the process {end}")
+
+        def scan_again(place: tuple[int, int], _: str) -> None:
+            count_crash()
+            number, block = place
+            samples = range(block * BLOCK, min((block + 1) * BLOCK, self._total(number)))
+            self._in_processes(scanner.examine, [(number, index) for index in samples], record_sample)
+            self._in_processes(scanner.scan, [place], scan_again)
+
+        self._in_processes(scanner.scan, blocks, scan_again, self.num_processes)
+
+    def _in_processes(
+        self,
+        function: Callable[[tuple[int, int]], None],
+        places: Sequence[tuple[int, int]],
+        killed: Callable[[tuple[int, int], str], None],
+        most: int = 1,
+    ) -> None:
+        """Calls a function for places in processes, which are ended when the scan is cancelled.
+
+        Raises:
+            CancelledError: It was.
+        """
+
+        def room() -> int:
+            if self._cancelled.is_set():
+                raise CancelledError
+            return len(places)
+
+        pool = WorkerPool(partial(in_background, function), places, min(most, len(places)), 1, killed, max_deaths=1)
+        for _ in pool.results(room):
+            pass
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
@@ -266,8 +261,7 @@ class Scan:
         wanted: SampleFilter,
         *,
         source: int = 0,
-        ranges: Sequence[tuple[int, int]] | None = None,
-        after: int = -1,
+        ranges: Ranges = None,
         limit: int = 100,
         offset: int = 0,
     ) -> ScanMatches:
@@ -277,7 +271,6 @@ class Scan:
             wanted: The conditions.
             source: Number of the dataset.
             ranges: (start, stop) of the samples to look at, such as those of a split; None is all.
-            after: Only samples with a larger index.
             limit: At most this many.
             offset: Leave out this many of the first.
 
@@ -287,14 +280,14 @@ class Scan:
         share = self.progress(source).share
         condition, values = wanted.conditions()
         query = (
-            "SELECT s.id FROM temp.ranges r CROSS JOIN samples s ON s.id >= max(r.start, ?) AND s.id < r.stop "
+            "SELECT s.id FROM temp.ranges r CROSS JOIN samples s ON s.id >= r.start AND s.id < r.stop "
             f"WHERE {condition} ORDER BY r.start, s.id LIMIT ? OFFSET ?"
         )
-        first, most, left_out = (min(max(0, number), _MOST) for number in (after + 1, limit, offset))
-        rows = self._rows(source, query, (first, *values, most, left_out), ranges)
+        most, left_out = (min(max(0, number), _MOST) for number in (limit, offset))
+        rows = self._rows(source, query, (*values, most, left_out), ranges)
         return ScanMatches([index for (index,) in rows], share)
 
-    def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None) -> int:
+    def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Ranges = None) -> int:
         """Returns how many scanned samples meet a filter; arguments as in `matches`.
 
         Raises:
@@ -307,56 +300,20 @@ class Scan:
         )
         return sum(count for (count,) in self._rows(source, query, values, ranges))
 
-    def failures(self, *, source: int = 0, after: int = -1, limit: int = 100) -> list[ScanFailure]:
+    def failures(self, *, source: int = 0, limit: int = 100) -> list[ScanFailure]:
         """Returns the samples that fail to decode, by index.
 
         Args:
             source: Number of the dataset.
-            after: Only samples with a larger index.
             limit: At most this many.
 
         Raises:
             StorageError: The file cannot be read.
         """
-        query = "SELECT sample, shard, key, stage, reason FROM failures WHERE sample > ? ORDER BY sample LIMIT ?"
-        return [ScanFailure(*row) for row in self._rows(source, query, (after, limit))]
+        query = "SELECT sample, shard, key, stage, reason FROM failures ORDER BY sample LIMIT ?"
+        return [ScanFailure(*row) for row in self._rows(source, query, (limit,))]
 
-    def failure_of(self, index: int, *, source: int = 0) -> ScanFailure | None:
-        """Returns why a sample fails to decode; None if it does not, or was not scanned yet."""
-        found = self.failures(source=source, after=index - 1, limit=1)
-        return found[0] if found and found[0].index == index else None
-
-    def duplicates_of(self, index: int, *, source: int = 0, limit: int = 100) -> list[tuple[int, str]]:
-        """Returns (index, part name) of the other parts whose content equals that of a part of a sample."""
-        query = (
-            "SELECT DISTINCT q.sample, q.name FROM parts p JOIN parts q ON q.digest = p.digest "
-            "WHERE p.sample = ? AND (q.sample <> p.sample OR q.name <> p.name) ORDER BY q.sample LIMIT ?"
-        )
-        return self._rows(source, query, (index, limit))
-
-    def values_of(self, column: str, *, source: int = 0, limit: int = 100) -> list[tuple[str, int]]:
-        """Returns (value, number of parts) of a column, the most frequent first: what a filter can offer.
-
-        Args:
-            column: "format", "mode", "kind" or "name".
-            source: Number of the dataset.
-            limit: At most this many.
-
-        Raises:
-            ConfigError: There is no such column.
-            StorageError: The file cannot be read.
-        """
-        if column not in ("format", "mode", "kind", "name"):
-            raise ConfigError(f'column={column!r} is unknown. Choose "format", "mode", "kind" or "name".')
-        query = (
-            f"SELECT {column}, count(*) AS number FROM parts WHERE {column} <> '' "
-            f"GROUP BY {column} ORDER BY number DESC, {column} LIMIT ?"
-        )
-        return self._rows(source, query, (limit,))
-
-    def _rows(
-        self, source: int, query: str, values: Sequence[Any], ranges: Sequence[tuple[int, int]] | None = None
-    ) -> list[Any]:
+    def _rows(self, source: int, query: str, values: Sequence[Any], ranges: Ranges = None) -> list[Any]:
         """Returns the rows of a query; none before anything was scanned."""
         store = self.store(source)
         if not store.num_scanned():

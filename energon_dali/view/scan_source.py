@@ -23,7 +23,7 @@ from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import INFO_NAMES
 from energon_dali.shards.storage import StoragePath
-from energon_dali.task_encoder import DefaultTaskEncoder
+from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 SCAN_VERSION = 1

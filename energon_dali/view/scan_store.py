@@ -1,23 +1,25 @@
 """What the scan of one dataset found: an SQLite file in the user's cache folder, never in the dataset.
 
-A process that scans examines a block of samples for each request, and stores what it finds there.
+A process that scans examines a block of samples at a time, and stores what it finds there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import sqlite3
-import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from energon_dali.errors import EnergonDaliError, StorageError
+from energon_dali.view.query import Ranges
 from energon_dali.view.sample_facts import PartFacts, SampleFacts, examine_samples
 from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
@@ -43,12 +45,6 @@ CREATE TABLE IF NOT EXISTS failures (
 CREATE TABLE IF NOT EXISTS crashes (sample INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (content, content='', columnsize=0);
 """
-
-
-def scan_folder() -> Path:
-    """Returns the folder of scans: `energon-dali/view` in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "energon-dali" / "view"
 
 
 class ScanStore:
@@ -90,9 +86,7 @@ class ScanStore:
         return self.path.is_file()
 
     @contextmanager
-    def reading(
-        self, ranges: Sequence[tuple[int, int]] | None = None, *, seconds: float = QUERY_SECONDS
-    ) -> Iterator[sqlite3.Connection]:
+    def reading(self, ranges: Ranges = None, *, seconds: float = QUERY_SECONDS) -> Iterator[sqlite3.Connection]:
         """Opens a connection for queries, which is closed at the end.
 
         Args:
@@ -232,48 +226,48 @@ def remove_old_scans(folder: Path) -> None:
                         (folder / name).unlink(missing_ok=True)
 
 
-_NICENESS = 10
+NICENESS = 10
 
 
 class BlockScanner:
-    """Scans blocks of datasets.
+    """Scans blocks of datasets. Picklable; a process opens one dataset at a time.
 
     Args:
         folder: The folder of scans.
-        tasks: Of each dataset, the fields of its ScanSource and its identity.
+        tasks: Of each dataset, where it is, and its identity.
     """
 
-    def __init__(self, folder: str, tasks: list[tuple[dict[str, Any], str]]) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: Path, tasks: Sequence[tuple[ScanSource, str]]) -> None:
+        self._folder = folder
         self._tasks = tasks
         self._number = -1
         self._opened: OpenedScanSource | None = None
 
-    def scan(self, number: int, block: int) -> None:
+    def scan(self, place: tuple[int, int]) -> None:
         """Examines the samples of a block together, and stores what is found.
 
         Args:
-            number: Number of the dataset.
-            block: Number of the block.
+            place: Number of the dataset, and of the block.
 
         Raises:
             DatasetError: The dataset cannot be opened.
             StorageError: A file cannot be read or written.
         """
+        number, block = place
         opened, store = self._open(number), self._store(number)
         store.write_block(block, examine_block(opened, block, store.crashes()))
 
-    def examine(self, number: int, index: int) -> None:
+    def examine(self, place: tuple[int, int]) -> None:
         """Examines one sample, unless it once ended a process, to see whether it ends this one.
 
         Args:
-            number: Number of the dataset.
-            index: Index of the sample.
+            place: Number of the dataset, and index of the sample.
 
         Raises:
             DatasetError: The dataset cannot be opened.
             StorageError: A file cannot be read.
         """
+        number, index = place
         opened = self._open(number)
         if index not in self._store(number).crashes():
             list(examine_samples(opened, index, index + 1))
@@ -285,7 +279,7 @@ class BlockScanner:
         if self._opened is None or number != self._number:
             if self._opened is not None:
                 self._opened.close()
-            self._number, self._opened = number, ScanSource(**self._tasks[number][0]).open()
+            self._number, self._opened = number, self._tasks[number][0].open()
         return self._opened
 
 
@@ -310,33 +304,23 @@ def examine_block(opened: OpenedScanSource, block: int, crashes: dict[int, str])
     return found
 
 
-def answer_scans(job: list[Any]) -> Callable[[list[Any]], str]:
-    """Returns what answers the requests of a scan, in its process, which ends with the one that started it.
-
-    A request is ["begin"], ["scan", number of the dataset, block] or ["examine", number of the dataset, index]. The
-    answer is "", or why the scan cannot go on.
+def in_background(function: Callable[[tuple[int, int]], None], place: tuple[int, int]) -> None:
+    """Calls a method of a BlockScanner in a process of a scan, which leaves the processors to other programs.
 
     Args:
-        job: Arguments of BlockScanner.
+        function: The method.
+        place: Its argument.
+
+    Raises:
+        EnergonDaliError: The method raised it.
+        OSError: The method raised it.
     """
-    scanner = BlockScanner(*job)
-    os.nice(_NICENESS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-    def answer(request: list[Any]) -> str:
-        try:
-            if request[0] != "begin":
-                getattr(scanner, request[0])(*request[1:])
-        except (EnergonDaliError, OSError) as error:
-            return str(error)
-        return ""
-
-    return answer
-
-
-def _end_with_parent() -> None:
-    """Ends the process when its standard input is closed, whatever it decodes."""
-    poll = select.poll()
-    poll.register(0, 0)  # which waits for the other end alone
-    poll.poll()
-    os._exit(0)  # the transaction that is open is rolled back
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    torch.set_num_threads(1)
+    try:
+        function(place)
+    except (EnergonDaliError, OSError):
+        raise
+    except BaseException:  # memory is full, or code of the dataset ends the process
+        traceback.print_exc()
+        os._exit(1)

@@ -5,28 +5,40 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.byte_size import show_bytes
-from energon_dali.view.catalog import Catalog, CatalogEntry
-from energon_dali.view.dataset import Rows, ViewedDataset
-from energon_dali.view.index_search import index_answers
-from energon_dali.view.options import ViewOptions
+from energon_dali.shards.documents.content import show_bytes
+from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
+from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.encoded import EncodedViews
+from energon_dali.view.encoder_session import load_encoder
 from energon_dali.view.query import GridQuery
-from energon_dali.view.sample_check import SampleCheck
+from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
-from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection
+from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection, index_answers
+from energon_dali.view.viewed_sample import Rows
 
-if TYPE_CHECKING:
-    from energon_dali.view.encoded import EncodedViews
-
-TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""The pages; every value in them is escaped."""
+TEMPLATES.filters |= {
+    "bytes": show_bytes,
+    "number": "{:,}".format,  # thousands are separated
+    # 100 % only if nothing is missing
+    "percent": lambda share: "100 %" if share >= 1 else f"{min(99.9, share * 100):.1f} %",
+}
 
 
 class Site:
@@ -66,22 +78,10 @@ class Site:
         self._searches = SearchCache()
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
-        self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters |= {"bytes": show_bytes, "number": format_number, "percent": format_percent}
 
     def _open_encoder(self) -> EncodedViews | None:
         if not self.options.encoder:
             return None
-        # Imported here: torch, which the loader brings, takes longer than all of the page.
-        from energon_dali.view.encoded import EncodedViews
-        from energon_dali.view.encoder_session import load_encoder
-
         load_encoder(self.options.encoder)  # raises for a mistake now, and not on the page
         return EncodedViews(replace(self.options, path=self.catalog.path))
 
@@ -119,7 +119,7 @@ class Site:
             template: Name of its template.
             **values: What the template shows.
         """
-        page = self.templates.get_template(template).render(site=self, catalog=self.catalog, **values)
+        page = TEMPLATES.get_template(template).render(site=self, catalog=self.catalog, **values)
         return page.encode("utf-8", "replace").decode()  # JSON may hold halves of letters, which UTF-8 has no bytes for
 
     def stop(self) -> None:
@@ -156,13 +156,3 @@ def rows_of_shards(dataset: ViewedDataset, rows: Rows, text: str) -> Rows:
             starts.append(start)
             lengths.append(min(stop, int(ends[hit])) - start)
     return Rows(np.array(starts, np.int64), np.array(lengths, np.int64))
-
-
-def format_number(number: float) -> str:
-    """Returns a number with thousands separated."""
-    return f"{number:,}"
-
-
-def format_percent(share: float) -> str:
-    """Returns a share as a percentage, which is 100 % only if nothing is missing."""
-    return "100 %" if share >= 1 else f"{min(99.9, share * 100):.1f} %"

@@ -1,15 +1,17 @@
-"""Statistics of a scanned dataset or of parts of it, as charts and figures."""
+"""Statistics of a scanned dataset or of parts of it, as figures and charts, which `templates/drawings.html` draws."""
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from energon_dali.view.charts import Chart, edge_labels, nice_edges
+from energon_dali.view.query import Ranges
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_store import merge_ranges
 
@@ -22,24 +24,37 @@ _SPECIFIC = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
 
 
 @dataclass(frozen=True, slots=True)
-class _Tables:
-    """What the queries read from."""
+class Chart:
+    """Numbers of things, to be drawn as bars."""
 
-    parts: str
-    """The parts, as p."""
-    samples: str
-    """The samples, as s."""
-    failures: str
-    """The failures, as f."""
+    name: str
+    """Short name for addresses and tests, such as "widths"."""
+    title: str
+    """Title in words."""
+    labels: tuple[str, ...]
+    """What each bar is about. Of a histogram: the lower edge of each bar, and the upper edge of the last."""
+    counts: tuple[int, ...]
+    """Length of each bar."""
+    is_histogram: bool = False
+    """Whether the bars are ranges of a number, in ascending order."""
+    unit: str = ""
+    """Unit of the labels of a histogram, such as "px"."""
+    note: str = ""
+    """What the chart leaves out; "" if nothing."""
+    rest: int = 0
+    """Number of things that no bar counts."""
 
-    @classmethod
-    def of(cls, ranges: Sequence[tuple[int, int]] | None) -> _Tables:
-        """Returns the tables, or their rows in the ranges of the connection."""
-        if ranges is None:  # the whole of them: SQLite can use the order of an index
-            return cls("FROM parts p ", "FROM samples s ", "FROM failures f ")
-        within = "FROM temp.ranges r CROSS JOIN {0} ON {1} >= r.start AND {1} < r.stop "
-        tables = (("parts p", "p.sample"), ("samples s", "s.id"), ("failures f", "f.sample"))
-        return cls(*(within.format(*table) for table in tables))
+    @property
+    def total(self) -> int:
+        """Number of all things, those that no bar counts included."""
+        return sum(self.counts) + self.rest
+
+    def label_of(self, bar: int) -> str:
+        """Returns what a bar is about, in words."""
+        if not self.is_histogram:
+            return self.labels[bar]
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{self.labels[bar]} to {self.labels[bar + 1]}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +106,8 @@ class ScanStatistics:
     charts: tuple[Chart, ...]
     """Widths, heights, sizes, aspect ratios, durations, text lengths, bytes, formats, colour modes; those with data."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
-        return {**asdict(self), "charts": [chart.as_dict() for chart in self.charts]}
 
-
-def collect_statistics(
-    scan: Scan, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None
-) -> ScanStatistics:
+def collect_statistics(scan: Scan, *, source: int = 0, ranges: Ranges = None) -> ScanStatistics:
     """Returns the statistics of what was scanned so far.
 
     Args:
@@ -114,18 +123,18 @@ def collect_statistics(
         return ScanStatistics(0, share, 0, 0, 0, (), (), ())
     if ranges is not None and merge_ranges(ranges) == [(0, scan.progress(source).total)]:
         ranges = None
-    tables = _Tables.of(ranges)
+    parts, all_samples = _from("parts p", "p.sample", ranges), _from("samples s", "s.id", ranges)
     with store.reading(ranges, seconds=STATISTICS_SECONDS) as connection:
         samples, size, failed = connection.execute(
-            f"SELECT count(*), coalesce(sum(s.bytes), 0), coalesce(sum(s.fails), 0) {tables.samples}"
+            f"SELECT count(*), coalesce(sum(s.bytes), 0), coalesce(sum(s.fails), 0) {all_samples}"
         ).fetchone()
         (repeated,) = connection.execute(
             "SELECT coalesce(sum(number - 1), 0) FROM "
-            f"(SELECT count(*) AS number {tables.parts} WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1)"
+            f"(SELECT count(*) AS number {parts} WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1)"
         ).fetchone()
         groups = connection.execute(
             # SQLite takes the other columns from the row of the minimum.
-            f"SELECT count(*) AS number, min(p.sample), p.name, hex(p.digest) {tables.parts} "
+            f"SELECT count(*) AS number, min(p.sample), p.name, hex(p.digest) {parts} "
             "WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1 ORDER BY number DESC, 2 LIMIT ?",
             (_GROUPS,),
         ).fetchall()
@@ -136,15 +145,17 @@ def collect_statistics(
             failed,
             repeated,
             tuple(DuplicateGroup(count, first, part, digest.lower()) for count, first, part, digest in groups),
-            tuple(_failure_groups(connection, tables)),
-            tuple(chart for chart in _charts(connection, tables) if chart is not None),
+            tuple(_failure_groups(connection, ranges)),
+            tuple(chart for chart in _charts(connection, parts, all_samples) if chart is not None),
         )
 
 
-def group_failures(
-    scan: Scan, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None
-) -> list[FailureGroup]:
-    """Returns the most frequent reasons of failures; arguments as in `collect_statistics`.
+def group_failures(scan: Scan, *, source: int = 0) -> list[FailureGroup]:
+    """Returns the most frequent reasons of failures.
+
+    Args:
+        scan: The scan.
+        source: Number of the dataset.
 
     Raises:
         StorageError: The scan cannot be read, or the queries took too long.
@@ -152,15 +163,26 @@ def group_failures(
     store = scan.store(source)
     if not store.num_scanned():
         return []
-    with store.reading(ranges) as connection:
-        return _failure_groups(connection, _Tables.of(ranges))
+    with store.reading() as connection:
+        return _failure_groups(connection, None)
 
 
-def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[FailureGroup]:
-    rows = connection.execute(
-        f"SELECT f.sample, f.key, f.reason {tables.failures} ORDER BY f.sample LIMIT ?",
-        (_FAILURES,),
-    )
+def _from(table: str, sample: str, ranges: Ranges) -> str:
+    """Returns where a query reads from: a table, or its rows in the ranges of the connection.
+
+    Args:
+        table: The table.
+        sample: Its column with the index of the sample.
+        ranges: None is all: SQLite can then use the order of an index.
+    """
+    if ranges is None:
+        return f"FROM {table}"
+    return f"FROM temp.ranges r CROSS JOIN {table} ON {sample} >= r.start AND {sample} < r.stop"
+
+
+def _failure_groups(connection: sqlite3.Connection, ranges: Ranges) -> list[FailureGroup]:
+    failures = _from("failures f", "f.sample", ranges)
+    rows = connection.execute(f"SELECT f.sample, f.key, f.reason {failures} ORDER BY f.sample LIMIT ?", (_FAILURES,))
     groups: dict[str, list[Any]] = {}
     for sample, key, reason in rows:
         groups.setdefault(_SPECIFIC.sub("", reason), [reason, 0, sample, key])[1] += 1
@@ -168,8 +190,8 @@ def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[Fai
     return sorted(found, key=lambda group: (-group.count, group.first))[:_GROUPS]
 
 
-def _charts(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Chart | None]:
-    parts, visible = tables.parts, "p.width IS NOT NULL AND p.height > 0"
+def _charts(connection: sqlite3.Connection, parts: str, samples: str) -> Iterator[Chart | None]:
+    visible = "p.width IS NOT NULL AND p.height > 0"
     histogram, categories = partial(_histogram, connection, parts), partial(_categories, connection, parts)
     yield histogram("widths", "Widths of images and videos", "p.width", visible, unit="px", whole=True)
     yield histogram("heights", "Heights of images and videos", "p.height", visible, unit="px", whole=True)
@@ -178,7 +200,7 @@ def _charts(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Chart |
     yield histogram("durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", unit="s")
     known = "p.text_length IS NOT NULL"
     yield histogram("text_lengths", "Lengths of texts", "p.text_length", known, unit="characters", whole=True)
-    yield _histogram(connection, tables.samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
+    yield _histogram(connection, samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
     yield categories("formats", "Formats of parts", ("p.format",), "p.format <> ''")
     shown = "p.mode <> '' AND p.kind IN ('image', 'video')"
     yield categories("modes", "Colour modes", ("p.mode",), shown)
@@ -222,3 +244,53 @@ def _categories(
     others = parts - sum(counts)
     note = f"{others:,} parts with {kinds - len(rows):,} other values are not shown." if others else ""
     return Chart(name, title, labels, counts, note=note, rest=others)
+
+
+def nice_edges(least: float, most: float, *, whole: bool) -> list[float]:
+    """Returns the edges of the bars of a histogram: round numbers, the first at most `least`, the last above `most`.
+
+    The bars are equally wide where the largest value is at most 20 times the smallest; otherwise their edges are
+    1, 2, 5, 10, 20, ...
+
+    Args:
+        least: Smallest value, at least 0.
+        most: Largest value.
+        whole: Whether the values are whole numbers.
+    """
+    if most > 20 * max(least, 1e-3 if not whole else 1.0):
+        return _series(least, most, whole)
+    span = max(most - least, 1.0 if whole else max(most, 1e-6) * 1e-3)
+    step = _round_up(span / 20)
+    if whole:
+        step = max(1.0, step)
+    first = int(least / step)
+    edges = [first * step]
+    while edges[-1] <= most:
+        edges.append((first + len(edges)) * step)
+    return edges
+
+
+def _series(least: float, most: float, whole: bool) -> list[float]:
+    """Returns 1, 2, 5, 10, ..., after a 0 where values are below the first of them."""
+    smallest = 1.0 if whole else 1e-3
+    series = [factor * smallest * 10.0**power for power in range(300) for factor in (1, 2, 5)]
+    first = bisect_right(series, max(least, smallest)) - 1
+    edges = series[first : bisect_right(series, most, lo=first) + 1]
+    return [0.0, *edges] if least < edges[0] else edges
+
+
+def _round_up(step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
+
+
+def edge_labels(edges: Sequence[float]) -> tuple[str, ...]:
+    """Returns edges as short text: 1500000 is "1.5M"."""
+    return tuple(_short(edge) for edge in edges)
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= size:
+            return f"{number / (1e3 if letter == 'k' else size):.6g}{letter}"
+    return f"{number:.6g}"

@@ -1,4 +1,7 @@
-"""Coloured strips: where the samples of a pack begin and end, and which positions a mask selects."""
+"""Coloured strips: where the samples of a pack begin and end, and which positions a mask selects.
+
+`templates/drawings.html` draws them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,6 @@ from energon_dali.plan.rng import Int64Array
 MAX_STRIPS = 16
 """Strips that are shown of one field."""
 _MAX_RUNS = 2000
-_WIDTH, _HEIGHT = 960, 34
-_COLOURS = ("#4878a8", "#d98b3f", "#5a9e5f", "#b85c5c", "#8a6fb0", "#8c6d5a", "#c77fae", "#7f8c42")
 
 _BOUNDARIES = re.compile(r"cu_?seq|cu_?len|cumulative_|boundaries")
 _POSITIONS = re.compile(r"position_?ids$|positions$|pos_ids$")
@@ -52,28 +52,6 @@ class Strip:
     """The runs, in order."""
     note: str = ""
     """What is left out; "" if nothing."""
-
-    def to_svg(self) -> str:
-        """Returns the strip as an SVG element; every run says its positions when the pointer rests on it."""
-        parts = [
-            f'<svg class="strip" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
-            f'font-size="11" preserveAspectRatio="none" aria-label="{escape(self.title)}">'
-            f"<title>{escape(self.title)}</title>"
-        ]
-        scale = _WIDTH / max(1, self.length)
-        for run in self.runs:
-            x, width = run.start * scale, max(0.4, (run.stop - run.start) * scale)
-            colour = "none" if run.colour < 0 else _COLOURS[run.colour % len(_COLOURS)]
-            text = f"{run.label}: positions {run.start:,} to {run.stop - 1:,} ({run.stop - run.start:,})"
-            parts.append(
-                f'<rect x="{x:.2f}" y="1" width="{width:.2f}" height="18" fill="{colour}" stroke="currentColor" '
-                f'stroke-opacity="0.6" stroke-width="0.6"><title>{escape(text)}</title></rect>'
-            )
-        parts.append(
-            f'<text x="0" y="32" fill="currentColor">0</text><text x="{_WIDTH}" y="32" text-anchor="end" '
-            f'fill="currentColor">{self.length:,}</text></svg>'
-        )
-        return "".join(parts)
 
 
 def find_strips(name: str, array: npt.NDArray[Any]) -> list[Strip]:
@@ -135,5 +113,5 @@ def _strip(name: str, row: Int64Array) -> tuple[int, list[Run]] | None:
 
 
 def _segments(edges: Int64Array) -> Iterator[Run]:
-    for number, (start, stop) in enumerate(zip(edges.tolist(), edges[1:].tolist(), strict=False)):
+    for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
         yield Run(start, stop, f"segment {number}", number)

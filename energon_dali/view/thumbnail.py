@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageOps
 
 from energon_dali.av import AVDecoder, AVLimits
 from energon_dali.decode.pil import open_image
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
-from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 SIDE_PX = 256
 """Longest side of a thumbnail."""
@@ -28,11 +27,6 @@ _LIMITS = AVLimits(max_seconds=20)
 
 BROWSER_FORMATS = {"jpeg": "image/jpeg", "png": "image/png", "webp": "image/webp", "gif": "image/gif"}
 """Formats that are sent as they are, and their content types."""
-
-
-def find_thumbnail_part(sample: ViewedSample) -> ViewedPart | None:
-    """Returns the part that stands for a sample in the grid: its first image, or else its first video or audio."""
-    return next((part for kind in ("image", "av") for part in sample.parts if part.kind == kind), None)
 
 
 def make_thumbnail(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> tuple[bytes, str]:
@@ -67,17 +61,15 @@ def make_strip(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -
         DatasetError: It cannot be read.
         StorageError: The storage does not answer.
     """
-    from PIL import Image as PILImage
-
     content = _read(dataset, sample, part)
     with AVDecoder(content, damaged="partial", apply_rotation=True, limits=_LIMITS, threads=1) as decoder:
         count = len(decoder.video.index)
         chosen = sorted({round(number * (count - 1) / (STRIP_FRAMES - 1)) for number in range(STRIP_FRAMES)})
         clips, _ = decoder.get_video_clips([(number, number) for number in chosen], "frames")
-        frames = [PILImage.fromarray(np.ascontiguousarray(clip[0].permute(1, 2, 0).numpy())) for clip in clips]
+        frames = [Image.fromarray(np.ascontiguousarray(clip[0].permute(1, 2, 0).numpy())) for clip in clips]
     height = min(_STRIP_HEIGHT_PX, frames[0].height)
     small = [frame.resize((max(1, frame.width * height // frame.height), height)) for frame in frames]
-    strip = PILImage.new("RGB", (sum(frame.width for frame in small) + 2 * (len(small) - 1), height), (128, 128, 128))
+    strip = Image.new("RGB", (sum(frame.width for frame in small) + 2 * (len(small) - 1), height), (128, 128, 128))
     left = 0
     for frame in small:
         strip.paste(frame, (left, 0))
@@ -111,11 +103,8 @@ def _read(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> byt
     return dataset.read(sample, part)
 
 
-def _shrunk(content: bytes, side_px: int, *, draft: bool = True) -> Image:
+def _shrunk(content: bytes, side_px: int, *, draft: bool = True) -> Image.Image:
     """Returns an image in RGB or grey, upright, no side longer than `side_px`; transparent pixels are on a grid."""
-    from PIL import Image as PILImage
-    from PIL import ImageOps
-
     header = screen_image(content, for_dali=False)
     try:
         image = open_image(content, header.format)
@@ -124,7 +113,7 @@ def _shrunk(content: bytes, side_px: int, *, draft: bool = True) -> Image:
         image.load()
         image = ImageOps.exif_transpose(image)
         image = _in_eight_bits(image)
-        image.thumbnail((side_px, side_px), PILImage.Resampling.BICUBIC)
+        image.thumbnail((side_px, side_px), Image.Resampling.BICUBIC)
         if image.mode == "RGBA":
             ground = _checkerboard(image.size)
             ground.paste(image, (0, 0), image)
@@ -136,44 +125,35 @@ def _shrunk(content: bytes, side_px: int, *, draft: bool = True) -> Image:
         raise DecodeError(f"{type(error).__name__}: {error}", header.format, "pil") from error
 
 
-def _in_eight_bits(image: Image) -> Image:
-    from PIL import Image as PILImage
-
+def _in_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;"):  # stretched, because the range is not known
         values = np.nan_to_num(np.asarray(image, np.float64))
         low, high = float(values.min()), float(values.max())
         scaled = (values - low) * (255 / (high - low) if high > low else 0)
-        return PILImage.fromarray(scaled.astype(np.uint8))
+        return Image.fromarray(scaled.astype(np.uint8))
     if image.has_transparency_data:
         return image.convert("RGBA")
     return image if image.mode in ("RGB", "L") else image.convert("RGB")
 
 
-def _checkerboard(size: tuple[int, int]) -> Image:
-    from PIL import Image as PILImage
-
+def _checkerboard(size: tuple[int, int]) -> Image.Image:
     columns, rows = np.arange(size[0]) // 8, np.arange(size[1]) // 8
     board = np.where((rows[:, None] + columns[None]) % 2, 205, 245).astype(np.uint8)
-    return PILImage.fromarray(board).convert("RGB")
+    return Image.fromarray(board).convert("RGB")
 
 
 def _av_thumbnail(content: bytes) -> tuple[bytes, str]:
-    from PIL import Image as PILImage
-
     with AVDecoder(content, damaged="partial", apply_rotation=True, limits=_LIMITS, threads=1) as decoder:
         if decoder.file.find_stream("video") is None:
             return _encoded(_waveform(decoder), "PNG"), "image/png"
         ((clip,), _) = decoder.get_video_clips([(0, 0)], "frames")
-        frame = PILImage.fromarray(np.ascontiguousarray(clip[0].permute(1, 2, 0).numpy()))
+        frame = Image.fromarray(np.ascontiguousarray(clip[0].permute(1, 2, 0).numpy()))
     frame.thumbnail((SIDE_PX, SIDE_PX))
     return _encoded(frame, "JPEG"), "image/jpeg"
 
 
-def _waveform(decoder: AVDecoder) -> Image:
+def _waveform(decoder: AVDecoder) -> Image.Image:
     """Returns the envelope of the first minute of the audio."""
-    from PIL import Image as PILImage
-    from PIL import ImageDraw
-
     rate = decoder.audio.facts.sample_rate or 1
     ((clip,), _) = decoder.get_audio_clips([(0, min(len(decoder.audio.index), 60 * rate))], "samples")
     stored = clip.numpy()[0]
@@ -181,7 +161,7 @@ def _waveform(decoder: AVDecoder) -> Image:
     if stored.dtype.kind in "iu":
         bounds = np.iinfo(stored.dtype)
         values = (values - (bounds.max + bounds.min + 1) / 2) / (bounds.max / (2 if bounds.min == 0 else 1))
-    image = PILImage.new("RGB", (SIDE_PX, SIDE_PX // 2), (236, 240, 241))
+    image = Image.new("RGB", (SIDE_PX, SIDE_PX // 2), (236, 240, 241))
     draw = ImageDraw.Draw(image)
     middle = SIDE_PX // 4
     for column, piece in enumerate(np.array_split(values, SIDE_PX)):
@@ -191,7 +171,7 @@ def _waveform(decoder: AVDecoder) -> Image:
     return image
 
 
-def _encoded(image: Image, format: Literal["JPEG", "PNG"]) -> bytes:
+def _encoded(image: Image.Image, format: Literal["JPEG", "PNG"]) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format, **({"quality": 82} if format == "JPEG" else {}))
     return buffer.getvalue()

@@ -14,7 +14,7 @@ from energon_dali import SampleDecoder
 from energon_dali.av import AVDecoder, AVLimits, get_clips_uniform, get_single_frames_uniform
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.errors import ConfigError, DecodeError
-from energon_dali.task_encoder import generic_batch
+from energon_dali.samples.batching import generic_batch
 from tests.av.corpus import video_file
 
 NO_RANGES: list[Any] = [(0, 1), (0.0, 1.0), [0.5], [("0", "1")], "01", [(None, 1)], [(0, 1, 2)], [(1j, 2)], 5, None]

@@ -17,7 +17,7 @@ from energon_dali.cache import (
     JsonlFileStore,
     SystemFileStore,
     WebdatasetFileStore,
-    webdataset_file_store,
+    dataset_stores,
 )
 from energon_dali.errors import DatasetError, StoreUnavailableError
 from energon_dali.shards import ExtentIndex, RetryPolicy, StoragePath, prepare_dataset, prepare_jsonl
@@ -147,7 +147,7 @@ def test_errors_of_the_disk_under_sqlite_are_retried(
 
 
 def test_shards_that_make_room_are_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webdataset_file_store, "MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr(dataset_stores, "MAX_OPEN_SHARDS", 1)
     file_store = WebdatasetFileStore(folder)
     for _ in range(3):
         for shard in range(3):

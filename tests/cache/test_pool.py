@@ -238,7 +238,7 @@ def test_a_file_that_is_dropped_while_it_is_written_frees_its_room(folder: Path,
     assert (pool.cached_count, pool.cached_bytes) == (1, 100), "its room is reserved"
     del lazy
     dropped.set()
-    wait_until(lambda: not fetcher._fetching and not fetcher._queue)
+    wait_until(lambda: not fetcher._fetching)
     assert (pool.cached_count, pool.cached_bytes, files_below(folder)) == (0, 0, [])
     pool.close()
 

@@ -17,7 +17,8 @@ from energon_dali.cli.main import main
 from energon_dali.datasets.wrappers.log_sample import LogSampleDataset
 from energon_dali.diagnosis.debug_logs import DebugLogs
 from energon_dali.samples import TextSample
-from energon_dali.task_encoder import Cooker, DefaultTaskEncoder, basic_sample_keys
+from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys
+from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 from tests.datasets.oracle import Counting, config, take
 

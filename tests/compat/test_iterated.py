@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from energon_dali import BatchDataset, MapDataset, SavableDataset, StateError, WorkerConfig, batch_list
-from energon_dali.compat.state_values import from_plain, to_plain
+from energon_dali.compat.iterated import from_plain, to_plain
 from energon_dali.compat.states import WorkerRng
 from energon_dali.compat.wrappers import BaseWrapperDataset
 from energon_dali.datasets.stream import StreamContext, StreamIterator

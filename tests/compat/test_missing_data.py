@@ -13,7 +13,7 @@ import pytest
 import energon_dali
 import energon_dali.compat
 from energon_dali.shards.prepare.dataset import prepare_dataset
-from energon_dali.shards.storage.path import StoragePath
+from energon_dali.shards.storage import StoragePath
 from tests.av.corpus import VIDEOS, audio_file, video_file
 
 CONFIG = energon_dali.WorkerConfig(rank=0, world_size=1, num_workers=0)

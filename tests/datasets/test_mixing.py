@@ -10,24 +10,22 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from energon_dali import task_encoder
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.mixing.blend import BlendDataset
-from energon_dali.datasets.mixing.concat import ConcatDataset
+from energon_dali.datasets.mixing.blend import BlendDataset, MixBatchDataset
 from energon_dali.datasets.mixing.concatenation import concat_pad, generic_concat, homogeneous_concat_mix
-from energon_dali.datasets.mixing.mix_batch import MixBatchDataset
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.filter import FilterDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, FatalSampleError, StateError
 from energon_dali.samples import Batch, SourceInfo, edataclass
+from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 from tests.datasets.test_resume import as_batch, as_many_as_number_mod_3, bordered, by_parity, double, pairs, square
 from tests.part import sampled
@@ -161,7 +159,7 @@ def test_each_stream_position_and_epoch_draws_differently() -> None:
     assert epochs[1][:26] != epochs[1][26:]
 
 
-@task_encoder.stateless(restore_seeds=True)
+@stateless(restore_seeds=True)
 def with_luck(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "luck": random.random()}
 

@@ -11,7 +11,7 @@ from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DecodeError, FatalSampleError, SkipSample
-from energon_dali.task_encoder import PackingBuffer, PackSelection, SequencePacker
+from energon_dali.task_encoder.packing import PackingBuffer, PackSelection, SequencePacker
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 

@@ -16,7 +16,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import DatasetError, ShardError
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.read_ahead import PlannedReads

@@ -14,12 +14,11 @@ from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.worker_border import WorkerBorder
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
-from energon_dali.task_encoder import stateless
+from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 

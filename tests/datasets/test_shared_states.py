@@ -11,7 +11,7 @@ import pytest
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import StateError
-from energon_dali.loader.processes.state_transfer import StateReceiver, StateSender
+from energon_dali.loader.processes.messages import StateReceiver, StateSender
 from energon_dali.loader.savable_loader import SavableDataLoader
 from energon_dali.shards.documents.state_entries import Rest, Snapshot, plain
 from tests.datasets.oracle import Counting, config

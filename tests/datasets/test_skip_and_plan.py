@@ -22,8 +22,8 @@ from energon_dali import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.planned import in_turn, plan_obstacles
+from energon_dali.datasets.base import SavableDataset, plan_obstacles
+from energon_dali.datasets.planned import in_turn
 from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import plain
 from tests.loader.dataset_folder import prepare, write_shards

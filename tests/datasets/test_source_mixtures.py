@@ -16,8 +16,8 @@ from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.mixing.blend import BlendDataset
-from energon_dali.datasets.mixing.concat import ConcatDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset, count_tokens
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import key_from_json
 from energon_dali.datasets.row_sources import Source, short_names
@@ -25,7 +25,11 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, SkipSample, StateError
-from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, Slices, SourcePlan
+from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
+from energon_dali.plan.repeated import RepeatedPlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from energon_dali.samples import TextSample
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig

@@ -19,18 +19,16 @@ from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.filter import FilterDataset
 from energon_dali.datasets.wrappers.gc import GcDataset
 from energon_dali.datasets.wrappers.iter_map import IterMapDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.log_sample import LogSampleDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
-from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
+from energon_dali.datasets.wrappers.shuffle_buffer import BufferOrder, ShuffleBufferDataset
 from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample
-from energon_dali.plan.buffer import BufferOrder
-from energon_dali.task_encoder import stateless
+from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 Sample = dict[str, Any]

@@ -19,7 +19,7 @@ from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.loader.processes.serialization import deserialize, serialize
 from energon_dali.samples import Clips
-from energon_dali.task_encoder import generic_batch
+from energon_dali.samples.batching import generic_batch
 from tests.av.corpus import audio_file, broken_files, video_file
 
 FILES = (

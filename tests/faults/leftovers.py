@@ -79,8 +79,9 @@ def left_since(before: Counter[str], patience_seconds: float = PATIENCE_SECONDS)
 
 
 def _store_addresses() -> set[tuple[str, int]]:
-    """Returns the (host, port) of the servers of buckets that this process opened, as far as they are configured."""
-    urls = [urlsplit(bucket._access.endpoint or "") for bucket in buckets._buckets.values()]
+    """Returns the (host, port) of the servers of stores that this process opened, as far as they are configured."""
+    opened = buckets._buckets.values()
+    urls = [urlsplit(getattr(bucket._access, "endpoint", bucket.url) or "") for bucket in opened]
     return {(url.hostname, url.port) for url in urls if url.hostname and url.port}
 
 

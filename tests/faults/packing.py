@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from energon_dali.pack.executors import LocalExecutor
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 from tests.faults.kills import killed, strays
 from tests.faults.tars import read_all
@@ -55,7 +54,7 @@ def pack_kills(folder: Path) -> Case:
         limit = seconds[name] * 1.1 + (3.0 if workers == 2 else 0.0)
 
         def run() -> None:
-            pack(sources[name], out, executor=LocalExecutor(workers), **OPTIONS)
+            pack(sources[name], out, num_workers=workers, **OPTIONS)
 
         kills = sum(killed(run, random.uniform(0, limit)) for _ in range(3))
         while not kills:  # all ended before: the run that was measured was a slow one

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from energon_dali import WorkerConfig, WorkerDiedError
-from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.loader.get_loader import get_savable_loader
 from tests.loader.numbers_dataset import tree
 
 ELEMENTS = 300_000

@@ -14,7 +14,7 @@ import torch
 from energon_dali import WorkerConfig
 from energon_dali.decode.dali.images.codecs import nvjpeg_version
 from energon_dali.decode.operations import CenterCrop
-from energon_dali.loader.basic_loader import get_loader
+from energon_dali.loader.get_loader import get_loader
 from tests.decode.sample_images import sample_images
 from tests.gpu.observations import Observations
 from tests.gpu.where import Where, ending_of, run_program, values_of

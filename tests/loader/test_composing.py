@@ -28,14 +28,12 @@ from energon_dali import (
 )
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
-from energon_dali.datasets.mixing.blend import BlendDataset
-from energon_dali.datasets.mixing.concat import ConcatDataset
+from energon_dali.datasets.mixing.blend import BlendDataset, MixBatchDataset
 from energon_dali.datasets.mixing.concatenation import concat_pad, homogeneous_concat_mix
-from energon_dali.datasets.mixing.mix_batch import MixBatchDataset
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.gc import GcDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.rank_pipeline import cut_tree, rank_has_work

@@ -128,9 +128,9 @@ def test_epochs_with_a_smaller_last_step(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ((-24, None), "consumed_samples=-24 is no whole number"),
-        ((24.0, None), "consumed_samples=24.0 is no whole number"),
-        ((24, -1), "step=-1 is no whole number"),
+        ((-24, None), "consumed_samples=-24 is invalid: it must be a whole number"),
+        ((24.0, None), "consumed_samples=24.0 is invalid: it must be a whole number"),
+        ((24, -1), "step=-1 is invalid: it must be a whole number"),
         ((25, None), "consumed_samples=25 is within a step: steps have 24 samples, so that 24 or 48 would be the end"),
         ((7, 8), "consumed_samples=7 cannot be those of 8 steps"),
         ((0, 2), "consumed_samples=0 cannot be those of 2 steps"),

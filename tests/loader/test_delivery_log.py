@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import energon_dali as ed
-from energon_dali.datasets.deviations import EMPTY, LEFT_OUT, Deviation
+from energon_dali.datasets.step_entries import EMPTY, LEFT_OUT, Deviation
 from energon_dali.errors import StateError
 from energon_dali.loader.delivery_log import (
     MAX_LOG_BYTES,

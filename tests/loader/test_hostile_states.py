@@ -38,7 +38,7 @@ from energon_dali.errors import ConfigError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import split_state
 from energon_dali.loader.state_file import read_state_file
 from energon_dali.metadataset.loader import prepare_metadataset
-from energon_dali.task_encoder import stateless
+from energon_dali.task_encoder.stateless import stateless
 from tests.datasets.oracle import silent
 from tests.loader.dataset_folder import prepare, write_shards
 

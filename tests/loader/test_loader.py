@@ -16,14 +16,14 @@ import torch
 import torch.distributed
 
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError, WorkerError
 from energon_dali.loader import watchdog
-from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
+from energon_dali.loader.basic_loader import BasicDataLoader
+from energon_dali.loader.get_loader import get_loader, get_savable_loader
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.prefetcher import ThreadPrefetcher
-from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from energon_dali.loader.savable_loader import SavableDataLoader
 from energon_dali.loader.watchdog import WaitMonitor, Watchdog
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import LENGTHS, Mishap, NumbersDataset, tree

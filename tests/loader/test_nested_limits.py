@@ -11,8 +11,9 @@ import pytest
 from energon_dali import BlendDataset, ConcatDataset, EpochizeDataset, LimitDataset, StateError, WorkerConfig
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
+from energon_dali.loader.get_loader import get_savable_loader
 from energon_dali.loader.loader_state import merge_states, split_state
-from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from energon_dali.loader.savable_loader import SavableDataLoader
 from tests.loader.numbers_dataset import NumbersDataset
 from tests.part import sampled
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from energon_dali import Batch, WorkerConfig, edataclass
-from energon_dali.loader.basic_loader import get_loader
+from energon_dali.loader.get_loader import get_loader
 from energon_dali.loader.loader_options import wants_pinning
 from energon_dali.samples.transfer import pin_batch as pin
 from tests.fake_cuda import FakeCuda

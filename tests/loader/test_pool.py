@@ -28,7 +28,7 @@ from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.loader_options import LoaderOptions
 from energon_dali.loader.processes import fork_safety
 from energon_dali.loader.processes.channel import INLINE_BYTES, Channel
-from energon_dali.loader.processes.launch import _Forked
+from energon_dali.loader.processes.launch import ChildProcess
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
 from tests.forking import fork
@@ -475,12 +475,12 @@ def test_ctrl_c_while_processes_start_or_end_leaves_none_behind(where: str, monk
     if where == "join":
         pool.launch()
         pids = pool.pids
-        monkeypatch.setattr(_Forked, "join", interrupting(_Forked.join))
+        monkeypatch.setattr(ChildProcess, "join", interrupting(ChildProcess.join))
         with pytest.raises(KeyboardInterrupt):
             pool.close()
         assert len(pids) == 3
     else:
-        monkeypatch.setattr(_Forked, "__init__", interrupting(_Forked.__init__))
+        monkeypatch.setattr(ChildProcess, "__init__", interrupting(ChildProcess.__init__))
         with pytest.raises(KeyboardInterrupt):
             pool.launch()
         pool.close()

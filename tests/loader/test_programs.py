@@ -21,7 +21,7 @@ import os, sys, time
 from dataclasses import dataclass
 from typing import NamedTuple
 from energon_dali import Batch, WorkerConfig, edataclass
-from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.loader.get_loader import get_savable_loader
 from tests.loader.numbers_dataset import Mishap, tree
 
 @dataclass

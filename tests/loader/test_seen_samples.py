@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 import energon_dali as ed
-from energon_dali.datasets.cursor_entry import cursor_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.diagnosis.seen_samples import SeenSamples, find_seen
 from energon_dali.errors import SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
-from energon_dali.plan import GlobalBatchPlan
-from energon_dali.plan.global_step import Step
-from energon_dali.plan.spares import SPARES, attempts_of
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import SPARES, Step, attempts_of
 from tests.loader.test_global_batches import scheduled, write_blend
 from tests.part import sampled
 

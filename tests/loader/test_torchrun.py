@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from energon_dali import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_dali.task_encoder import DefaultTaskEncoder
+from energon_dali.task_encoder.default import DefaultTaskEncoder
 from tests.loader.dataset_folder import captioning_dataset
 
 pytestmark = pytest.mark.timeout(400)  # a dozen interpreters with torch, perhaps on a busy machine

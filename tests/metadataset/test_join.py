@@ -221,7 +221,7 @@ def test_an_index_of_energon_is_found_whatever_the_order_of_its_excludes(tmp_pat
     prepare_metadataset(folder / "join.yaml")
     (source,) = resolve(folder / "join.yaml", "train").sources
     assert source.join is not None
-    columns = open_columns(source.join.columns, source.location)
+    columns = open_columns(source.join.columns)
     names = list(energon_names(columns))
     assert len(names) == len(set(names)) == 6
     cache = folder / "join.yaml.cache"
@@ -246,7 +246,7 @@ def test_parts_of_one_dataset_do_not_share_an_index(pair: Path) -> None:
     # An index under Energon's name may belong to the other split part: one that does not fit is refused.
     (source,) = resolve(file, "val").sources
     assert source.join is not None
-    columns = open_columns(source.join.columns, source.location)
+    columns = open_columns(source.join.columns)
     cache = StoragePath.of(f"{file}.cache")
     for name in cache.list_files():
         (cache / name).remove()

@@ -121,7 +121,7 @@ def test_a_server_that_fails_ends_the_opening_after_one_budget(web: Web) -> None
     with pytest.raises(StorageError, match=r"images/\.nv-meta/split\.yaml.*503"):
         open_train(f"{web.url}/second.yaml")
     for thread in threading.enumerate():
-        if thread.name.startswith(("energon-dali-open", "energon-dali-fetch")):
+        if thread.name.startswith("energon-dali-read"):
             thread.join(10)  # they end by themselves
             assert not thread.is_alive()
 

@@ -18,7 +18,7 @@ from energon_dali.metadataset.reference import (
 )
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.metadataset.subset import Subset, take_subset
-from energon_dali.plan import Slices
+from energon_dali.plan.slices import Slices
 from tests.loader.dataset_folder import prepare, write_shards
 
 SECOND = "__module__: megatron.energon\n__class__: MetadatasetV2\n"

@@ -47,7 +47,7 @@ def pack(source: Path, out: Path, **options: Any) -> PackResult:
     """Packs with the check of images, in this process."""
     run = {
         name: options.pop(name)
-        for name in ("strict", "overwrite", "num_workers", "executor", "ray_address", "watcher")
+        for name in ("strict", "overwrite", "num_workers", "ray_address", "watcher")
         if name in options
     }
     return pack_dataset(source, out, PackOptions(**options), check_part=check_image, **{"num_workers": 1, **run})

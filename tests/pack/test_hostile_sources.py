@@ -10,7 +10,7 @@ import pytest
 
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
 from energon_dali.pack.keys import UniqueKeys, clean_key
-from energon_dali.pack.sources import lines
+from energon_dali.pack.sources import table as table_module
 from tests.pack.images_folder import load, pack, png, same_pixels, write_images
 
 
@@ -113,7 +113,7 @@ def test_empty_folders_and_folders_of_other_things(tmp_path: Path) -> None:
 
 def test_damaged_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_images(tmp_path / "in", 2, captions=False)
-    monkeypatch.setattr(lines, "MAX_FIELD_BYTES", 1000)
+    monkeypatch.setattr(table_module, "MAX_FIELD_BYTES", 1000)
     path = root / "rows.csv"
     image = "a/img.000.png"
     path.write_bytes(f"file,text\n{image},ok\n{image}\n{image},b,c\n{image},caf".encode() + b"\xe9\n")

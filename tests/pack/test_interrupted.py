@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from energon_dali.pack.executors import LocalExecutor
 from energon_dali.pack.run import Watcher
 from energon_dali.pack.shard_job import STATE
 from tests.pack.images_folder import digest, load, pack, write_images
@@ -70,7 +69,7 @@ def test_by_two_processes(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", 18)
     pack(source, tmp_path / "one", max_samples=4, shuffle=5)
     watcher = Counts()
-    result = pack(source, tmp_path / "two", max_samples=4, shuffle=5, executor=LocalExecutor(2), watcher=watcher)
+    result = pack(source, tmp_path / "two", max_samples=4, shuffle=5, num_workers=2, watcher=watcher)
     assert result.num_samples == watcher.samples == 18
     assert watcher.written_bytes > 18 * 512
     assert digest(tmp_path / "one") == digest(tmp_path / "two")

@@ -14,7 +14,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.pack.options import PackOptions, parse_columns, parse_split
 from energon_dali.pack.plan import SplitRules, cut_shards
 from energon_dali.pack.record import Record
-from energon_dali.shards.documents.byte_size import parse_bytes
+from energon_dali.shards.documents.content import parse_bytes
 from tests.pack.images_folder import load, pack, write_images
 
 

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import weighted_draws
 from energon_dali.plan.draws import Draws, floor_sum
-from energon_dali.plan.mixtures import GROUP_DRAWS
+from energon_dali.plan.mixtures import GROUP_DRAWS, weighted_draws
 from tests.part import long_property
 
 lengths_of_sequences = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 3000)), min_size=1, max_size=8).filter(any)

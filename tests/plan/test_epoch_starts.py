@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali.plan import ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, Slices, SourcePlan
 from energon_dali.plan.epoch_starts import EpochStarts, dealt_source
-from energon_dali.plan.mixtures import Members
+from energon_dali.plan.mixtures import ConcatPlan, EpochizedBlendPlan, Members
+from energon_dali.plan.plan import Plan
+from energon_dali.plan.repeated import RepeatedPlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 
 REPETITIONS = st.sampled_from([0.0, 1.0, 2.0, 0.5, 1.5, 2.25, 0.3, 1 / 3, 1e-9, 12_345.678, 1e-30])
 

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import (
-    BlendPlan,
-    Cursor,
-    EpochizedBlendPlan,
-    GlobalBatchPlan,
-    Plan,
-    RepeatedPlan,
-    Rows,
-    Slices,
-    SourcePlan,
-)
-from energon_dali.plan.global_step import MicroBatch, deal
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import Cursor, MicroBatch, deal
+from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan, Rows
+from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import OVER, Over, ScheduledBlendPlan, WeightChange
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.part import sampled
 from tests.plan.schedules import linear
 
@@ -82,7 +77,7 @@ def test_random_jobs(seed: int) -> None:
                 units[one.step.number] += one.units.tolist()
         for one in ranks[0][epoch]:
             step = one.step
-            if one.is_last_of_step:
+            if one.number + 1 == step.micro_batches:
                 assert sorted(units[step.number]) == list(range(step.first_unit, step.first_unit + step.size))
     _check_streams(plan, draw, epochs)
     _check_restart(plan, draw, ranks)

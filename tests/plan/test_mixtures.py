@@ -13,17 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import (
-    BlendPlan,
-    ConcatPlan,
-    EpochizedBlendPlan,
-    Plan,
-    RepeatedPlan,
-    Slices,
-    SourcePlan,
-    weighted_draws,
-)
-from energon_dali.plan.plan import MOST_ROWS
+from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan, weighted_draws
+from energon_dali.plan.plan import MOST_ROWS, Plan
+from energon_dali.plan.repeated import RepeatedPlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.part import long_property
 
 sizes_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)

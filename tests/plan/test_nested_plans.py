@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import BlendPlan, ConcatPlan, EpochizedBlendPlan, Plan, RepeatedPlan, Slices, SourcePlan
+from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan
+from energon_dali.plan.plan import Plan
+from energon_dali.plan.repeated import RepeatedPlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.part import long_property
 
 _ROWS = 60

@@ -3,7 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from energon_dali.plan.permuted import permuted_places
+from energon_dali.plan.rng import Int64Array, mix, mix_arrays
+from energon_dali.plan.source import permuted
+
+
+def permuted_places(places: Int64Array, numbers: Int64Array, length: int, *key: int) -> Int64Array:
+    """Returns where the permutations with some numbers send places."""
+    return permuted(places, mix_arrays(numbers, state=mix(*key)), np.full(len(places), length, np.int64))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 24, 1000])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_dali.plan import (
+from energon_dali.plan.rng import (
     mix,
     mix_arrays,
     permutation,

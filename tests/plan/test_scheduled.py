@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import Slices, SourcePlan
 from energon_dali.plan.draws import floor_sum
 from energon_dali.plan.scheduled import FIRST, Base, Schedule, ScheduledBlendPlan, WeightChange, WeightPoint
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.plan.schedules import linear
 
 

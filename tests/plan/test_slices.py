@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import Slices, cut_slices
+from energon_dali.plan.slices import Slices, cut_slices
 
 
 def ranges(slices: Slices) -> list[tuple[int, int, int]]:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan import Slices, SourcePlan
+from energon_dali.plan.slices import Slices
+from energon_dali.plan.source import SourcePlan
 from tests.part import long_property
 
 counts_of_shards = st.lists(st.one_of(st.just(0), st.just(1), st.integers(2, 60)), max_size=7)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_dali.plan import WindowShuffle
+from energon_dali.plan.epoch import WindowShuffle
 
 
 def test_the_shuffle_never_changes() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo, TextSample
-from energon_dali.samples.batching import image_layout
-from energon_dali.task_encoder import batch_list, batch_pad_stack, batch_stack, generic_batch
+from energon_dali.samples.batching import batch_list, batch_pad_stack, batch_stack, generic_batch, image_layout
 
 
 def test_rows_of_a_block_are_stacked_without_a_copy() -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from energon_dali.shards.storage import retry
+from energon_dali.shards.storage import retry, store
 
 
 class FakeClock:
@@ -34,8 +34,7 @@ class FakeClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     fake = FakeClock()
     monkeypatch.setattr(retry, "clock", fake)
-    for module in ("store", "http"):
-        monkeypatch.setattr(f"energon_dali.shards.storage.{module}.clock", fake)
+    monkeypatch.setattr(store, "clock", fake)
     return fake
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import http.server
 import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, RetryPolicy, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
-from energon_dali.shards.storage import http, retry, store
+from energon_dali.shards.storage import buckets, retry, store
 from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
@@ -23,12 +29,9 @@ PLACES = [(shard, sample) for shard in range(3) for sample in range(4)]
 
 
 @pytest.fixture(autouse=True)
-def _own_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_stores", {})
-    yield
-    for manager in http._managers.values():
-        manager.clear()
-    http._managers.clear()
+    monkeypatch.setattr(buckets, "_buckets", {})
 
 
 @pytest.fixture
@@ -151,48 +154,20 @@ def test_a_server_that_fails_for_a_minute_costs_nothing(web: Web, clock: FakeClo
         reader.close()
 
 
-def test_without_ranges_each_file_is_fetched_once(web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_ranges_is_an_error_that_says_what_to_do(web: Web, clock: FakeClock) -> None:
     web.ranges = False
     reader = ShardReader(WebdatasetFolder(web.url))
-    for _ in range(5):
-        assert good(read(reader)) == ALL
-        reader.close()
-    for shard in range(3):
-        # The first request to the server shows what it supports, and fails.
-        assert web.requests["GET", f"shard_{shard}.tar"] == 1
-    assert web.requests["GET", "extents.bin"] == 2
-    assert web.sent_bytes < 2 * sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-    told = [record for record in caplog.records if "does not answer range requests" in record.message]
-    assert [record.levelno for record in told] == [logging.WARNING]
-
-
-def test_copies_keep_to_their_limit(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    web.ranges = False
-    sizes = [(tmp_path / f"shard_{shard}.tar").stat().st_size for shard in range(3)]
-    monkeypatch.setattr(http, "COPIED_BYTES", sizes[0] + sizes[1])
-    copies = http._Copies()
-    monkeypatch.setattr(http, "_copies", copies)
-    for shard in (0, 1, 0, 2):
-        StoragePath.of(f"{web.url}/shard_{shard}.tar").open(sizes[shard]).read_at(0, 10)
-    assert list(copies._copies) == [f"{web.url}/shard_{shard}.tar" for shard in (0, 2)]
-    # A file that has changed is not read from its old copy.
-    (tmp_path / "shard_2.tar").write_bytes(b"new" * 1000)
-    assert StoragePath.of(f"{web.url}/shard_2.tar").open().read_at(0, 6) == b"newnew"
-
-
-def test_a_cut_copy_is_fetched_again(web: Web, clock: FakeClock) -> None:
-    web.ranges = False
-    cuts = [True, True]
-    web.cut = lambda name: name == "shard_0.tar" and bool(cuts and cuts.pop())
-    reader = ShardReader(WebdatasetFolder(web.url))
-    assert good(read(reader)) == ALL
-    assert not cuts
+    (error,) = read(reader, [(0, 0)])
+    assert isinstance(error, ShardError)
+    assert "the server does not answer range requests. Serve the files with one that does" in str(error)
+    assert clock.pauses == []
+    assert web.sent_bytes < 1 << 20, "no file is fetched whole for a range of it"
     reader.close()
 
 
 def test_refusals_are_told_at_once(web: Web, clock: FakeClock) -> None:
     web.status = lambda method, path: 403
-    with pytest.raises(StorageError, match="the server answered 403"):
+    with pytest.raises(StorageError, match=r"403 Forbidden.*Check the address, and that you may read it"):
         StoragePath.of(f"{web.url}/shard_0.tar").open()
     web.status = lambda method, path: None
     with pytest.raises(FileNotFoundError):
@@ -223,3 +198,98 @@ def test_a_server_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> 
             pytest.raises(StorageError, match=r"2 attempts.*[Tt]imed out"),
         ):
             StoragePath.of(url).open()
+
+
+# --- https -----------------------------------------------------------------------------------------------------------
+
+
+def _certified(folder: Path) -> ssl.SSLContext:
+    """Returns the context of a server on localhost, with a certificate of an authority whose own is in `ca.pem`."""
+    name = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)]) for text in ("authority", "localhost")]
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in name]
+    now = datetime.now(timezone.utc)
+    for subject, key, is_authority in zip(name, keys, (True, False), strict=True):
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(name[0]).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+        builder = builder.add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        certificate = builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        (folder / ("ca.pem" if is_authority else "server.pem")).write_bytes(certificate)
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    with (folder / "server.pem").open("ab") as file:
+        file.write(keys[1].private_bytes(serialization.Encoding.PEM, *form))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context
+
+
+class _Redirecting(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    target = ""
+
+    def do_GET(self) -> None:
+        self.send_response(302 if self.path.startswith("/moved") else 200)
+        self.send_header("Content-Length", "0" if self.path.startswith("/moved") else "7")
+        if self.path.startswith("/moved"):
+            self.send_header("Location", self.target)
+        self.end_headers()
+        if not self.path.startswith("/moved"):
+            self.wfile.write(b"content")
+
+    def log_message(self, *args: object) -> None:
+        """Logs nothing."""
+
+
+def test_https_needs_a_certificate_and_is_never_left_for_http(
+    web: Web, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as server:
+        server.daemon_threads = True
+        server.socket = _certified(tmp_path).wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            url = f"https://localhost:{server.server_address[1]}"
+            with pytest.raises(StorageError, match=r"Could not reach https://localhost:\d+/x: .*Check the address"):
+                StoragePath.of(f"{url}/x").read_bytes()
+            monkeypatch.setattr(buckets, "_buckets", {})
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+            assert StoragePath.of(f"{url}/x").read_bytes() == b"content"
+            for _Redirecting.target in (f"{web.url}/shard_0.tar", f"{web.url}/shard_0.tar?signature=secret"):
+                with pytest.raises(StorageError, match=r"/moved: the server redirects it to an address that is not"):
+                    StoragePath.of(f"{url}/moved").read_bytes()
+            _Redirecting.target = f"{url.replace('localhost', 'LOCALHOST')}/y"
+            assert StoragePath.of(f"{url}/moved").read_bytes() == b"content"
+        finally:
+            server.shutdown()
+            thread.join()
+    assert sum(web.requests.values()) == 0, "nothing was sent by http"
+
+
+def test_a_query_which_may_be_a_signature_goes_to_no_other_host(web: Web) -> None:
+    arrived = []
+
+    class Elsewhere(_Redirecting):
+        target = f"{web.url}/.nv-meta/.info.json"
+
+        def do_GET(self) -> None:
+            arrived.append(self.path)
+            super().do_GET()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            url = f"http://localhost:{server.server_address[1]}"
+            assert StoragePath.of(f"{url}/x%20y?signature=a%2Fb").read_bytes() == b"content"
+            assert b"shard_counts" in StoragePath.of(f"{url}/moved").read_bytes()
+            web.requests.clear()
+            with pytest.raises(StorageError, match=r"the server redirects it to .* from an address with a query"):
+                StoragePath.of(f"{url}/moved?signature=secret").read_bytes()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert arrived == ["/x%20y?signature=a%2Fb", "/moved", "/moved?signature=secret"]
+    assert sum(web.requests.values()) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from energon_dali.errors import StorageError, StoreUnavailableError
 from energon_dali.shards import StoragePath
-from energon_dali.shards.storage import buckets, http, retry, store
+from energon_dali.shards.storage import buckets, retry, store
 from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.store import ReadScope, RetryPolicy, read_scope
 from tests.shards.raw_server import SIZE, Answer, RawServer, answer_well, content, content_range, head, serving
@@ -29,17 +29,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RawServer]:
     monkeypatch.setattr(store, "_stores", {})
     monkeypatch.setattr(buckets, "_buckets", {})
     monkeypatch.setattr(buckets, "_SLOWEST_BYTES_PER_SECOND", 1e12)
-    monkeypatch.setattr(http, "_SLOWEST_BYTES_PER_SECOND", 1e12)
-    monkeypatch.setattr(http, "_servers", {})
-    monkeypatch.setattr(http, "_managers", {})
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
     with serving() as running:
         monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         yield running
-        for manager in http._managers.values():
-            manager.clear()
 
 
 def open_file(server: RawServer, scheme: str) -> RangeReader:
@@ -171,14 +166,13 @@ def test_a_bad_answer_for_a_moment_costs_nothing(server: RawServer, scheme: str)
     assert server.requests == 2 * len(bad)
 
 
-@pytest.mark.parametrize("url", ["s3://data/x.tar", "http://nowhere.invalid/data/x.tar"])
-def test_a_host_without_an_address(server: RawServer, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    def find(*_: object) -> list[object]:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+HOST = "n" * 64 + ".invalid"
+"""Too long for a name, which the system finds out without asking anybody."""
 
-    monkeypatch.setattr(socket, "getaddrinfo", find)
-    host = "n" * 64 + ".invalid"  # too long for a name, which the system finds out without asking anybody
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}")
+
+@pytest.mark.parametrize("url", ["s3://data/x.tar", f"http://{HOST}/data/x.tar"])
+def test_a_host_without_an_address(server: RawServer, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{HOST}")
     reader = StoragePath.of(url).open(SIZE)
     with (
         read_scope(ReadScope(POLICY, outlasts_stores=False)),
@@ -203,15 +197,13 @@ def test_redirects_of_web_servers(server: RawServer) -> None:
     server.answer = answer
     assert reader.read_at(10, 500) == content(10, 510)
     server.answer = lambda client, start, stop: client.sendall(head("302 Found", 0, "Location: /data/x.tar"))
-    with pytest.raises(
-        StorageError, match=r"Could not read http://.*/x\.tar: the server redirects it more than 5 times"
-    ):
+    with pytest.raises(StorageError, match=r"Could not reach http://.*/x\.tar: the server redirects in a loop"):
         reader.read_at(10, 500)
     server.answer = lambda client, start, stop: client.sendall(head("302 Found", 0, "Location: file:///etc/passwd"))
-    with pytest.raises(StorageError, match=r"x\.tar: the server redirects it from http to file, which is not followed"):
+    with pytest.raises(StorageError, match=r"x\.tar: the server redirects it to an address that is not followed"):
         reader.read_at(10, 500)
     server.answer = lambda client, start, stop: client.sendall(head("302 Found", 0, "Location: http://[::1"))
-    with pytest.raises(StorageError, match=r"x\.tar: the server redirects it to 'http://\[::1', which is not a URL: "):
+    with pytest.raises(StorageError, match=r"x\.tar: the server redirects it to an address that is not followed"):
         reader.read_at(10, 500)
 
 
@@ -226,11 +218,3 @@ def test_the_body_of_a_redirect_may_be_endless(server: RawServer) -> None:
 
     server.answer = answer
     assert reader.read_at(10, 500) == content(10, 510)
-
-
-def test_a_redirect_from_https_to_http_is_not_followed() -> None:
-    url = "https://store.local/x.tar?signature=secret"
-    with pytest.raises(StorageError, match=r"store\.local/x\.tar.*: the server redirects it from https to http, which"):
-        http._redirected(url, url, "http://store.local/x.tar?signature=secret")
-    assert http._redirected(url, "http://store.local/x.tar", "https://store.local/x.tar") == "https://store.local/x.tar"
-    assert http._redirected(url, "https://store.local/deep/x.tar", "y.tar") == "https://store.local/deep/y.tar"

@@ -97,7 +97,7 @@ def test_of_items_that_share_a_process_the_one_at_fault_is_found() -> None:
     results = map_in_order(kill_at_three, range(40), 2, threads=2, killed=lambda item, end: f"{item} {end}")
     with pytest.raises(ConfigError, match="not 39"):
         found.extend(results)
-    assert found[:9] == [0, 1, 2, "3 killed by SIGKILL", 4, 5, 6, 7, 8]
+    assert found[:9] == [0, 1, 2, "3 with SIGKILL", 4, 5, 6, 7, 8]
     assert multiprocessing.active_children() == []
 
 

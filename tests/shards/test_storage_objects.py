@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ import pytest
 from benchmarks.remote.s3_server import S3Server
 from energon_dali.errors import StorageError, StoreUnavailableError
 from energon_dali.shards import StoragePath
-from energon_dali.shards.storage import aws, buckets, msc, objects, redirects, retry, storage_in_use
+from energon_dali.shards.storage import access, aws, buckets, msc, objects, retry, storage_in_use
 from energon_dali.shards.storage.store import ReadScope, RetryPolicy, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
@@ -358,16 +359,16 @@ def test_hosts_that_a_client_may_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         for variable in (name, name.lower()):
             monkeypatch.delenv(variable, raising=False)
     urls = ["https://minio.local:9000/deep", "http://[::1]:9000", "http://169.254.169.254"]
-    options = redirects.stay_on({"allow_http": True}, urls)
+    options = access.stay_on({"allow_http": True}, urls)
     assert options == {
         "allow_http": True,
         "proxy_url": "http://127.0.0.1:0",
         "proxy_excludes": "minio.local,::1,169.254.169.254",
     }
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert redirects.stay_on({}, urls) == {}, "a proxy of the user is used"
+    assert access.stay_on({}, urls) == {}, "a proxy of the user is used"
     monkeypatch.setenv("NO_PROXY", "minio.local")
-    assert redirects.stay_on({}, urls)["proxy_url"] == "http://127.0.0.1:0"
+    assert access.stay_on({}, urls)["proxy_url"] == "http://127.0.0.1:0"
 
 
 # --- settings and credentials ----------------------------------------------------------------------------------------
@@ -457,17 +458,17 @@ def test_credentials_with_a_term_are_renewed_before_it_ends(
         found = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": "s", "SessionToken": "t", "Expiration": until}
         printed.write_text(json.dumps(found))
 
+    monkeypatch.setattr(aws, "CHECK_SECONDS", 0.0)
     write_key("first", "2020-01-01T00:00:00Z")  # always due
     s3.configure(access_keys=["first"])
     with pytest.raises(StorageError, match=r"s3://data: Credentials were refreshed, but the refreshed credentials are"):
         StoragePath.of("s3://data/shard.tar").size()
     write_key("first", "2099-01-01T00:00:00Z")
     reader = StoragePath.of("s3://data/shard.tar").open()
-    monkeypatch.setattr(aws, "CHECK_SECONDS", 0.0)
     (bucket,) = buckets._buckets.values()
     credentials = bucket._access._renewable  # type: ignore[attr-defined]
     credentials._expiry_time = credentials._time_fetcher()  # due now
-    bucket._check_at = 0.0
+    time.sleep(0.2)  # obstore asks for credentials at most every 100 ms
     write_key("second", "2099-01-01T00:00:00Z")
     s3.reset()
     s3.configure(access_keys=["second"])

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import AugmentTaskEncoder, Cooker, TaskEncoder, is_stateless, overridden, stateless
-from energon_dali.task_encoder.encoder import HOOKS
+from energon_dali.task_encoder.cooking import Cooker
+from energon_dali.task_encoder.default import AugmentTaskEncoder
+from energon_dali.task_encoder.encoder import HOOKS, TaskEncoder, overridden
+from energon_dali.task_encoder.stateless import is_stateless, stateless
 
 
 def cook(sample: Any) -> Any:

@@ -5,8 +5,14 @@ import threading
 import pytest
 
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import TaskEncoder, current_batch_index, current_sample_index, sample_context
-from energon_dali.task_encoder.context import call_in_context, current_sample
+from energon_dali.task_encoder.context import (
+    call_in_context,
+    current_batch_index,
+    current_sample,
+    current_sample_index,
+    sample_context,
+)
+from energon_dali.task_encoder.encoder import TaskEncoder
 
 
 def test_the_innermost_is_the_sample_and_the_outermost_the_batch() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import CrudeSample, SourceInfo, TextSample
-from energon_dali.task_encoder import Cooker, TaskEncoder, basic_sample_keys, choose_cooker, cooker, stateless
+from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
+from energon_dali.task_encoder.encoder import TaskEncoder
+from energon_dali.task_encoder.stateless import stateless
 
 
 def source(index: int) -> SourceInfo:

@@ -7,7 +7,8 @@ import pytest
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import Batch, CrudeSample, Sample, TextSample, edataclass
-from energon_dali.task_encoder import DefaultTaskEncoder, overridden
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import overridden
 
 HOOKS = ("encode_sample", "batch", "encode_batch")
 

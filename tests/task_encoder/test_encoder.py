@@ -10,17 +10,10 @@ import torch
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples import Batch, CaptioningSample, edataclass
-from energon_dali.samples.batching import batch_alike
-from energon_dali.task_encoder import (
-    AugmentTaskEncoder,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    batch_list,
-    batch_stack,
-    overridden,
-    stateless,
-)
-from energon_dali.task_encoder.encoder import batch_function
+from energon_dali.samples.batching import batch_alike, batch_list, batch_stack
+from energon_dali.task_encoder.default import AugmentTaskEncoder, DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import TaskEncoder, batch_function, overridden
+from energon_dali.task_encoder.stateless import stateless
 
 
 @dataclass

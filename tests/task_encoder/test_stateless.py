@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import failure_tolerance, is_stateless, sample_context, stateless
+from energon_dali.task_encoder.context import sample_context
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
 
 Draw = tuple[float, float, float]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.view.app import HOST, listen, make_server
+from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.guard import Guard
-from energon_dali.view.options import ViewOptions
 from energon_dali.view.site import Site
 
 TOKEN = "token-of-the-tests"

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from energon_dali.view.dataset import ViewedPart, ViewedSample
+from energon_dali.view.content import content_type, file_name
 from energon_dali.view.guard import DATA_POLICY, PAGE_POLICY
-from energon_dali.view.part_response import content_type, file_name
+from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 from tests.view.hostile import KEYS, PARTS, write_hostile
 from tests.view.page_server import TOKEN, PageServer, serving
 

@@ -180,7 +180,7 @@ def test_thumbnails_are_small_pictures_of_each_kind(server: PageServer) -> None:
     assert strip.width > 4 * strip.height
 
 
-@pytest.mark.usefixtures("warm_programs")
+@pytest.mark.usefixtures("warm_workers")
 def test_facts_say_why_a_sample_fails(server: PageServer) -> None:
     broken = server.ask("/data/0/sample/3/facts").json
     assert broken["stage"] in ("load", "decode")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_dali.view.sample_check import SampleCheck
-from energon_dali.view.sample_facts import SampleFacts
+from energon_dali.view.sample_facts import SampleCheck, SampleFacts
 from energon_dali.view.scan_source import ScanSource
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
 from tests.running_time import wait_until
@@ -181,10 +180,11 @@ def test_ctrl_c_in_a_terminal_leaves_the_processes_to_the_page(tmp_path: Path) -
     check = SampleCheck([ScanSource(str(data))])
     try:
         check.examine(0, 0)
-        process = check._process._process
-        assert process is not None
-        process.send_signal(signal.SIGINT)
+        worker = check._process._worker
+        assert worker is not None
+        assert worker.process.pid is not None
+        os.kill(worker.process.pid, signal.SIGINT)
         assert check.examine(0, 1).reason == ""
-        assert check._process._process is process
+        assert check._process._worker is worker
     finally:
         check.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from PIL import Image
 from energon_dali import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards import prepare_jsonl
+from energon_dali.view.query import SampleFilter, match_expression
 from energon_dali.view.scan import Scan, ScanProgress
-from energon_dali.view.scan_filter import SampleFilter, match_expression
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BLOCK, BlockScanner, ScanStore, merge_ranges
 from tests.av.corpus import audio_file, video_file
@@ -30,9 +29,9 @@ def scan_here(path: Path, folder: Path) -> Scan:
     opened = source.open()
     store.create({"num_samples": opened.num_samples, **({"note": opened.note} if opened.note else {})})
     opened.close()
-    scanner = BlockScanner(str(folder), [(asdict(source), store.path.stem)])
+    scanner = BlockScanner(folder, [(source, store.path.stem)])
     for block in range(-(-opened.num_samples // BLOCK)):
-        scanner.scan(0, block)
+        scanner.scan((0, block))
     return scan
 
 
@@ -77,8 +76,6 @@ def test_failures_are_those_that_a_loader_counts(dataset: Path, scanned: Scan) -
     # The loader opens videos and audio only when a hook asks for frames; the scan decodes them to the end.
     assert set(found) - set(counted) == {"k0008"}
     assert found["k0008"].stage == "decode"
-    assert scanned.failure_of(2).reason == found["k0002"].reason  # type: ignore[union-attr]
-    assert scanned.failure_of(3) is None
 
 
 @pytest.mark.parametrize(
@@ -115,14 +112,10 @@ def test_filters(scanned: Scan, wanted: SampleFilter, expected: list[int]) -> No
 def test_pages_and_ranges(scanned: Scan) -> None:
     everything = SampleFilter()
     assert everything.is_empty
-    assert scanned.matches(everything, after=3, limit=4).indices == [4, 5, 6, 7]
-    assert scanned.matches(everything, ranges=[(6, 8), (1, 3), (2, 4), (5, 5)], after=1).indices == [2, 3, 6, 7]
+    assert scanned.matches(everything, offset=4, limit=4).indices == [4, 5, 6, 7]
+    assert scanned.matches(everything, ranges=[(6, 8), (1, 3), (2, 4), (5, 5)], offset=1).indices == [2, 3, 6, 7]
     assert scanned.count(everything, ranges=[(6, 8), (1, 3), (2, 4)]) == 5
     assert merge_ranges([(5, 5), (4, 6), (0, 2), (2, 3)]) == [(0, 3), (4, 6)]
-    assert scanned.duplicates_of(3) == [(5, "jpg")]
-    assert scanned.values_of("kind")[0][0] == "text"
-    with pytest.raises(ConfigError, match="column="):
-        scanned.values_of("name; DROP TABLE parts")
 
 
 def test_words_of_a_search_are_never_operators() -> None:
@@ -130,7 +123,7 @@ def test_words_of_a_search_are_never_operators() -> None:
     assert match_expression(" * ") == '""'
 
 
-@pytest.mark.usefixtures("warm_programs")
+@pytest.mark.usefixtures("warm_workers")
 def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40 * BLOCK)) + "{no\n")

@@ -11,13 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from energon_dali.cli.main import main
-from energon_dali.view.dataset import Rows
-from energon_dali.view.folder_dataset import FolderDataset
-from energon_dali.view.index_search import search_shard
-from energon_dali.view.query import GridQuery, describe, read_query
-from energon_dali.view.scan_filter import SampleFilter
-from energon_dali.view.selection import Search, SearchCache
+from energon_dali.view.dataset import FolderDataset
+from energon_dali.view.query import GridQuery, SampleFilter, describe, read_query
+from energon_dali.view.selection import Search, SearchCache, search_shard
 from energon_dali.view.site import rows_of_shards
+from energon_dali.view.viewed_sample import Rows
 from tests.loader.dataset_folder import prepare, write_shards
 
 

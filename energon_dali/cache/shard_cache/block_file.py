@@ -1,4 +1,6 @@
-"""The file of one cached block: a header that says what it is, checksums of its chunks, and its bytes.
+"""The files of cached blocks: how one is written and checked, and which there are.
+
+The file of a block has a header that says what it is, checksums of its chunks, and its bytes:
 
 - "<8s16s8sIII": magic, key of the shard, version of the object, number of the block, bytes, bytes of a chunk
 - "<I" for each chunk: its CRC-32
@@ -8,17 +10,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass
 from typing import TypeVar
 from zlib import crc32
 
+import numpy as np
+
+from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.plan.rng import Int64Array
 
 CHUNK_BYTES = 16 << 10
 """What is read and checked at least: 4 us of CRC-32."""
 PAGE_BYTES = 4096
+
+BLOCKS = "blocks"
+CLAIMS = "claims"
+OBJECTS = "objects"
+JOBS = "jobs"
 
 _MAGIC = b"EDSHBLK1"
 _HEAD = struct.Struct("<8s16s8sIII")
@@ -33,25 +44,53 @@ class DamagedBlockError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockName:
-    """Which block it is."""
+class BlockFolder:
+    """The folder of the blocks of a version of a shard."""
 
     shard: bytes
     """16 bytes: key of the shard's URL."""
     version: bytes
     """8 bytes: of the object."""
-    number: int
-    """0 is the first block of the shard."""
 
     @property
-    def folder(self) -> str:
-        """Folder of the blocks of this shard and version."""
-        return f"blocks/{self.shard.hex()}-{self.version.hex()}"
+    def dataset(self) -> bytes:
+        """8 bytes: key of the dataset."""
+        return self.shard[:8]
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return f"{self.shard.hex()}-{self.version.hex()}"
+
+    @property
+    def path(self) -> str:
+        """Path in the folder of the cache."""
+        return f"{BLOCKS}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Which block it is."""
+
+    folder: BlockFolder
+    number: int
+    """0 is the first block of the shard."""
+    size: int
+    """In bytes."""
+
+    @property
+    def path(self) -> str:
+        """Path in the folder of the cache."""
+        return f"{self.folder.path}/{self.number}-{self.size}"
 
     @property
     def claim(self) -> str:
         """Path of the file that the process which fetches the block holds."""
-        return f"claims/{self.shard.hex()}-{self.version.hex()}-{self.number}"
+        return f"{CLAIMS}/{self.folder.name}-{self.number}"
+
+    def head(self) -> tuple[bytes, bytes, bytes, int, int, int]:
+        """Returns the values at the beginning of its file."""
+        return _MAGIC, self.folder.shard, self.folder.version, self.number, self.size, CHUNK_BYTES
 
 
 def file_bytes(size: Size) -> Size:
@@ -69,14 +108,14 @@ def header_bytes(size: Size) -> Size:
     return _HEAD.size + _CRC.size * (-(-size // CHUNK_BYTES) + 1)
 
 
-def write_block(descriptor: int, name: BlockName, content: bytes | memoryview) -> None:
+def write_block(descriptor: int, block: Block, content: bytes | memoryview) -> None:
     """Writes the file of a block.
 
     Raises:
         OSError: It cannot be written.
     """
     view = memoryview(content)
-    head = _HEAD.pack(_MAGIC, name.shard, name.version, name.number, len(view), CHUNK_BYTES)
+    head = _HEAD.pack(*block.head())
     head += b"".join(_CRC.pack(crc32(view[at : at + CHUNK_BYTES])) for at in range(0, len(view), CHUNK_BYTES))
     head += _CRC.pack(crc32(head))
     pieces = [memoryview(head), view]
@@ -90,13 +129,12 @@ def write_block(descriptor: int, name: BlockName, content: bytes | memoryview) -
             pieces[0] = pieces[0][written:]
 
 
-def read_block(descriptor: int, name: BlockName, size: int, start: int, stop: int) -> bytes:
+def read_block(descriptor: int, block: Block, start: int, stop: int) -> bytes:
     """Returns the bytes start ... stop - 1 of a block, after checking the chunks that hold them.
 
     Args:
         descriptor: Of the file.
-        name: Which block it has to be.
-        size: Its size in bytes.
+        block: Which block it has to be.
         start: First byte.
         stop: Byte after the last one.
 
@@ -104,13 +142,13 @@ def read_block(descriptor: int, name: BlockName, size: int, start: int, stop: in
         DamagedBlockError: The file is not what was written.
         OSError: It cannot be read.
     """
-    length = header_bytes(size)
+    length = header_bytes(block.size)
     first, end = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
-    low, high = first * CHUNK_BYTES, min(size, end * CHUNK_BYTES)
+    low, high = first * CHUNK_BYTES, min(block.size, end * CHUNK_BYTES)
     head = os.pread(descriptor, length, 0)
     if len(head) != length or crc32(head[: -_CRC.size]) != _CRC.unpack_from(head, length - _CRC.size)[0]:
         raise DamagedBlockError
-    if _HEAD.unpack_from(head) != (_MAGIC, name.shard, name.version, name.number, size, CHUNK_BYTES):
+    if _HEAD.unpack_from(head) != block.head():
         raise DamagedBlockError
     data = os.pread(descriptor, high - low, length + low)
     if len(data) != high - low:
@@ -121,3 +159,65 @@ def read_block(descriptor: int, name: BlockName, size: int, start: int, stop: in
         if crc32(view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) != expected:
             raise DamagedBlockError
     return data if (low, high) == (start, stop) else data[start - low : stop - low]
+
+
+@dataclass(slots=True, eq=False)
+class BlockListing:
+    """The blocks on disk."""
+
+    folders: list[BlockFolder]
+    """The folders in `blocks/`."""
+    folder: Int64Array
+    """int64[n]: index of the folder of each block."""
+    number: Int64Array
+    """int64[n]: number of the block in its shard."""
+    size: Int64Array
+    """int64[n]: bytes of the block."""
+    total_bytes: int
+    """Of everything in the cache's folder."""
+
+    def path(self, row: int) -> str:
+        """Returns the path of a block in the folder of the cache."""
+        return Block(self.folders[int(self.folder[row])], int(self.number[row]), int(self.size[row])).path
+
+
+def list_blocks(cache: PrivateFolder) -> BlockListing:
+    """Returns the blocks on disk. What does not belong here is not counted and not touched.
+
+    Args:
+        cache: The folder of the cache.
+    """
+    folders = list_folders(cache)
+    rows: list[tuple[int, int, int]] = []
+    total = PAGE_BYTES * len(folders)
+    for index, folder in enumerate(folders):
+        names = cache.list(folder.path)
+        for name in names:
+            number, _, size = name.partition("-")
+            if number.isdecimal() and size.isdecimal():
+                rows.append((index, int(number), int(size)))
+        if not names:
+            cache.remove_folder(folder.path)
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    total += int(file_bytes(table[:, 2]).sum())
+    for place in (CLAIMS, OBJECTS, JOBS):
+        total += sum(_bytes_on_disk(cache, f"{place}/{name}") for name in cache.list(place))
+    # The folder itself, and what is always in it: folders and small files, each of a page or more.
+    total += PAGE_BYTES + sum(max(PAGE_BYTES, _bytes_on_disk(cache, name)) for name in cache.list())
+    return BlockListing(folders, table[:, 0], table[:, 1], table[:, 2], total)
+
+
+def list_folders(cache: PrivateFolder) -> list[BlockFolder]:
+    """Returns the folders of blocks."""
+    folders = []
+    for name in sorted(cache.list(BLOCKS)):
+        with contextlib.suppress(ValueError):
+            shard, version = map(bytes.fromhex, name.split("-"))
+            if (len(shard), len(version)) == (16, 8):
+                folders.append(BlockFolder(shard, version))
+    return folders
+
+
+def _bytes_on_disk(cache: PrivateFolder, name: str) -> int:
+    status = cache.stat(name)
+    return 0 if status is None else pages(status.st_size)

@@ -21,29 +21,33 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from energon_dali.cache.shard_cache.block_file import (
-    PAGE_BYTES,
-    BlockName,
-    DamagedBlockError,
-    file_bytes,
-    header_bytes,
-    read_block,
-    write_block,
-)
-from energon_dali.cache.shard_cache.block_listing import (
     BLOCKS,
     CLAIMS,
     JOBS,
     OBJECTS,
+    PAGE_BYTES,
+    Block,
+    BlockFolder,
     BlockListing,
-    block_file,
+    DamagedBlockError,
+    file_bytes,
+    header_bytes,
     list_blocks,
     list_folders,
+    read_block,
+    write_block,
 )
-from energon_dali.cache.shard_cache.eviction import Shares, choose_victims
-from energon_dali.cache.shard_cache.ledger import ANY_JOB, Ledger, read_ledger, write_ledger
-from energon_dali.cache.shard_cache.object_record import read_record
+from energon_dali.cache.shard_cache.eviction import (
+    ANY_JOB,
+    Ledger,
+    RunningJobs,
+    Shares,
+    choose_victims,
+    read_ledger,
+    write_ledger,
+)
+from energon_dali.cache.shard_cache.object_versions import read_record
 from energon_dali.cache.shard_cache.private_folder import FolderLock, PrivateFolder
-from energon_dali.cache.shard_cache.running_jobs import RunningJobs
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.storage.store import current_scope
 
@@ -65,9 +69,7 @@ _LONGEST_POLL_SECONDS = 0.01
 class Claim:
     """The right to fetch a block, held by one thread of one process."""
 
-    name: BlockName
-    size: int
-    """Of the block, in bytes."""
+    block: Block
     descriptor: int
     """Of the locked file."""
     reserved_bytes: int = 0
@@ -106,61 +108,53 @@ class BlockStore:
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, name: BlockName, size: int, start: int, stop: int) -> bytes | None:
+    def read(self, block: Block, start: int, stop: int) -> bytes | None:
         """Returns bytes start ... stop - 1 of a block; None if it is not on disk, or damaged, which removes it.
 
         Args:
-            name: Which block.
-            size: Its size in bytes.
+            block: Which block.
             start: First byte.
             stop: Byte after the last one.
         """
-        path = _path(name, size)
         try:
-            descriptor = self.folder.open(path, os.O_RDONLY)
+            descriptor = self.folder.open(block.path, os.O_RDONLY)
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            self.folder.unlink(path)  # a link is not what was written
+            self.folder.unlink(block.path)  # a link is not what was written
             return None
         try:
-            return read_block(descriptor, name, size, start, stop)
+            return read_block(descriptor, block, start, stop)
         except DamagedBlockError:
-            self._remove(path, size, os.fstat(descriptor))
+            self._remove(block, os.fstat(descriptor))
             return None
         finally:
             os.close(descriptor)
 
-    def _remove(self, path: str, size: int, status: os.stat_result) -> None:
+    def _remove(self, block: Block, status: os.stat_result) -> None:
         """Removes a damaged block, unless another process has written it again."""
         with self._lock.held(LOCK_SECONDS) as held:
-            now = self.folder.stat(path)
-            if now is not None and os.path.samestat(now, status) and self.folder.unlink(path) and held:
+            now = self.folder.stat(block.path)
+            if now is not None and os.path.samestat(now, status) and self.folder.unlink(block.path) and held:
                 ledger = self._read_ledger()
-                ledger.total_bytes = max(0, ledger.total_bytes - file_bytes(size))
+                ledger.total_bytes = max(0, ledger.total_bytes - file_bytes(block.size))
                 write_ledger(self._ledger, ledger)
 
     # --- fetching --------------------------------------------------------------------------------------------------
 
-    def claim(self, name: BlockName, size: int) -> Claim | None:
-        """Returns the right to fetch a block; None if another thread or process fetches it.
-
-        Args:
-            name: Which block.
-            size: Its size in bytes.
-        """
+    def claim(self, block: Block) -> Claim | None:
+        """Returns the right to fetch a block; None if another thread or process fetches it."""
         for _ in range(2):
             try:
-                descriptor = self.folder.open(name.claim, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                descriptor = self.folder.open(block.claim, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
-                if not self._remove_stale_claim(name.claim):
+                if not self._remove_stale_claim(block.claim):
                     return None
                 continue
-            if self._holds(descriptor, name.claim):
-                claim = Claim(name, size, descriptor)
-                self._fetching[name.claim] = claim
+            if self._holds(descriptor, block.claim):
+                claim = self._fetching[block.claim] = Claim(block, descriptor)
                 return claim
             os.close(descriptor)
         return None
@@ -187,8 +181,8 @@ class BlockStore:
 
     def admit(self, claim: Claim) -> bool:
         """Makes room for a claimed block; returns False if the cache is full of blocks that stay."""
-        need = file_bytes(claim.size)
-        if self.folder.stat(claim.name.folder) is None:
+        need = file_bytes(claim.block.size)
+        if self.folder.stat(claim.block.folder.path) is None:
             need += PAGE_BYTES
         if need > self.max_bytes or self._is_refused(need, self._peek()):
             return False
@@ -210,8 +204,8 @@ class BlockStore:
     def commit(self, claim: Claim, content: bytes | memoryview) -> None:
         """Stores an admitted block and ends the claim."""
         try:
-            write_block(claim.descriptor, claim.name, content)
-            os.ftruncate(claim.descriptor, header_bytes(claim.size) + claim.size)
+            write_block(claim.descriptor, claim.block, content)
+            os.ftruncate(claim.descriptor, header_bytes(claim.block.size) + claim.block.size)
             self._place(claim)
         except OSError:
             self.abandon(claim)
@@ -221,9 +215,9 @@ class BlockStore:
     def _place(self, claim: Claim) -> None:
         """Renames the file of a claim to that of its block."""
         for tries_left in reversed(range(_PLACE_TRIES)):
-            self.folder.make(claim.name.folder)
+            self.folder.make(claim.block.folder.path)
             try:
-                self.folder.rename(claim.name.claim, _path(claim.name, claim.size))
+                self.folder.rename(claim.block.claim, claim.block.path)
                 return
             except FileNotFoundError:  # whoever lists the blocks removes empty folders, also one just created
                 if not tries_left:
@@ -233,33 +227,33 @@ class BlockStore:
         """Ends a claim without storing the block."""
         try:
             with contextlib.suppress(OSError):
-                self.folder.unlink(claim.name.claim)
+                self.folder.unlink(claim.block.claim)
             if claim.reserved_bytes:
                 self.add_bytes(-claim.reserved_bytes)
         finally:
             self._end(claim)
 
     def _end(self, claim: Claim) -> None:
-        if self._fetching.get(claim.name.claim) is claim:  # its file is gone: another thread may hold the next one
-            del self._fetching[claim.name.claim]
+        if self._fetching.get(claim.block.claim) is claim:  # its file is gone: another thread may hold the next one
+            del self._fetching[claim.block.claim]
         with contextlib.suppress(OSError):
             fcntl.flock(claim.descriptor, fcntl.LOCK_UN)  # closing is not enough if the process forked meanwhile
         os.close(claim.descriptor)
         claim.ended.set()
 
-    def wait(self, name: BlockName, patience_seconds: float) -> bool:
+    def wait(self, block: Block, patience_seconds: float) -> bool:
         """Waits until nobody fetches a block; returns False if somebody still does when the time is over.
 
         Args:
-            name: Which block.
+            block: Which block.
             patience_seconds: Longest time to wait.
         """
         end = time.monotonic() + patience_seconds
-        fetching = self._fetching.get(name.claim)
+        fetching = self._fetching.get(block.claim)
         if fetching is not None:
             return fetching.ended.wait(patience_seconds)
         pause = _POLL_SECONDS
-        while not self._remove_stale_claim(name.claim):
+        while not self._remove_stale_claim(block.claim):
             if time.monotonic() > end:
                 return False
             time.sleep(pause)
@@ -355,8 +349,8 @@ class BlockStore:
                 self._remove_stale_claim(f"{CLAIMS}/{claim}")
         for folder in list_folders(self.folder):
             record = read_record(self.folder, folder.shard)
-            if record is not None and record.version.version != folder.version:
-                self._remove_blocks(folder.path)
+            if record is not None and record.version.folder != folder:
+                self._remove_blocks(folder)
         listing = list_blocks(self.folder)
         ledger.total_bytes = listing.total_bytes
         return listing
@@ -382,21 +376,17 @@ class BlockStore:
             ledger.total_bytes -= file_bytes(int(listing.size[row]))
         current_scope().count("shard_cache.evicted_bytes", evicted)
 
-    def remove_version(self, folder: str) -> None:
-        """Removes the blocks of an object that has changed.
-
-        Args:
-            folder: `BlockName.folder` of any of its blocks.
-        """
+    def remove_version(self, folder: BlockFolder) -> None:
+        """Removes the blocks of an object that has changed."""
         self._remove_blocks(folder)
         with self._lock.held(LOCK_SECONDS) as held:
             if held:
                 write_ledger(self._ledger, Ledger(list_blocks(self.folder).total_bytes))
 
-    def _remove_blocks(self, folder: str) -> None:
-        for name in self.folder.list(folder):
-            self.folder.unlink(f"{folder}/{name}")
-        self.folder.remove_folder(folder)
+    def _remove_blocks(self, folder: BlockFolder) -> None:
+        for name in self.folder.list(folder.path):
+            self.folder.unlink(f"{folder.path}/{name}")
+        self.folder.remove_folder(folder.path)
 
     def close(self) -> None:
         """Closes all files, in a forked child those of its parent."""
@@ -405,7 +395,3 @@ class BlockStore:
         for claim in list(self._fetching.values()):
             os.close(claim.descriptor)
         self._fetching.clear()
-
-
-def _path(name: BlockName, size: int) -> str:
-    return f"{name.folder}/{block_file(name.number, size)}"

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from energon_dali.cache.shard_cache.block_store import Claim
-from energon_dali.cache.shard_cache.object_record import ObjectVersion
+from energon_dali.cache.shard_cache.object_versions import ObjectVersion
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.protocols import RangeReader, VersionedReader
@@ -81,9 +81,7 @@ class CachedReader:
             break
         return self._fetch(None, offset, size)
 
-    def read_view(self, offset: int, size: int) -> bytes | memoryview:
-        """Returns what `read_at` does."""
-        return self.read_at(offset, size)
+    read_view = read_at
 
     def close(self) -> None:
         """Closes the shard."""
@@ -114,20 +112,16 @@ class CachedReader:
     def _read(self, version: ObjectVersion, start: int, stop: int, tries: int = CLAIM_TRIES) -> bytes | None:
         """Returns bytes start ... stop - 1; None if the object turned out to be shorter."""
         block = self._cache.block_bytes
-        pieces: dict[int, bytes] = {}
-        missing = []
-        for number in range(start // block, -(-stop // block)):
-            data = self._cache.read(version, number, start, stop)
-            if data is None:
-                missing.append(number)
-            else:
-                pieces[number] = data
+        numbers = range(start // block, -(-stop // block))
+        found = {number: self._cache.read(version, number, start, stop) for number in numbers}
+        pieces = {number: data for number, data in found.items() if data is not None}
         scope = current_scope()
         if pieces:
             scope.count("shard_cache.hits", len(pieces))
             scope.count("shard_cache.bytes_local", sum(map(len, pieces.values())))
+        missing = [number for number in numbers if number not in pieces]
         if not missing:
-            return pieces.popitem()[1] if len(pieces) == 1 else b"".join(pieces[number] for number in sorted(pieces))
+            return b"".join(pieces[number] for number in numbers)
         fetched, waited = 0, 0
         claims: dict[int, Claim] = {}
         busy = []
@@ -179,7 +173,7 @@ class CachedReader:
         scope.count("shard_cache.misses", fetched)
         if waited:
             scope.count("shard_cache.hits", waited)
-        whole = b"".join(pieces[number] for number in sorted(pieces))
+        whole = b"".join(pieces[number] for number in numbers)
         return whole if len(whole) == stop - start else None
 
     def _ranges(self, wanted: list[int], claims: dict[int, Claim], start: int, stop: int) -> list[tuple[int, int]]:
@@ -211,7 +205,7 @@ class CachedReader:
             for number in list(claims):
                 begin = number * block - low
                 claim = claims.pop(number)
-                self._cache.commit(claim, view[begin : begin + claim.size])
+                self._cache.commit(claim, view[begin : begin + claim.block.size])
             return data
         finally:
             for claim in claims.values():

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from energon_dali.cache.shard_cache.block_store import BlockStore, Claim
-from energon_dali.cache.shard_cache.object_record import ObjectVersion
-from energon_dali.cache.shard_cache.object_versions import ObjectVersions
+from energon_dali.cache.shard_cache.object_versions import ObjectVersion, ObjectVersions
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
@@ -111,21 +110,18 @@ class NodeCache:
     def _agree(self, folder: PrivateFolder) -> int:
         """Returns the size of a block in this folder, which the first process decides."""
         for _ in range(2):
-            content = folder.read(_FORMAT, 1000)
-            try:
-                found = json.loads(content or b"")["block_bytes"]
-                if isinstance(found, int) and SMALLEST_BLOCK_BYTES <= found <= LARGEST_BLOCK_BYTES:
-                    if self._wanted_block_bytes not in (None, found):
-                        _log.warning(
-                            "The shard cache in %s has blocks of %d bytes, and keeps them: block_bytes=%d is not used. "
-                            "Remove the folder to change it.",
-                            folder.path,
-                            found,
-                            self._wanted_block_bytes,
-                        )
-                    return found
-            except (ValueError, TypeError, KeyError, RecursionError):
-                pass
+            content = folder.read_json(_FORMAT, 1000)
+            found = content.get("block_bytes") if isinstance(content, dict) else None
+            if isinstance(found, int) and SMALLEST_BLOCK_BYTES <= found <= LARGEST_BLOCK_BYTES:
+                if self._wanted_block_bytes not in (None, found):
+                    _log.warning(
+                        "The shard cache in %s has blocks of %d bytes, and keeps them: block_bytes=%d is not used. "
+                        "Remove the folder to change it.",
+                        folder.path,
+                        found,
+                        self._wanted_block_bytes,
+                    )
+                return found
             size = self._wanted_block_bytes or default_block_bytes(self._max_bytes)
             folder.replace(_FORMAT, json.dumps({"block_bytes": size}).encode())
         return size
@@ -174,7 +170,7 @@ class NodeCache:
             return None
         assert self._versions is not None
         version = self._versions.known(path.url) or self._versions.current(path)
-        self._try(lambda blocks: blocks.jobs.note(version.dataset), None)
+        self._try(lambda blocks: blocks.jobs.note(version.folder.dataset), None)
         return version
 
     def distrust(self, path: StoragePath) -> None:
@@ -182,19 +178,15 @@ class NodeCache:
         if self._versions is not None:
             self._versions.distrust(path.url)
 
-    def size_of(self, version: ObjectVersion, number: int) -> int:
-        """Returns the size of a block."""
-        return min(self.block_bytes, version.size - number * self.block_bytes)
-
     def read(self, version: ObjectVersion, number: int, start: int, stop: int) -> bytes | None:
         """Returns what a block holds of the bytes start ... stop - 1 of its object; None if it is not on disk."""
-        origin, size = number * self.block_bytes, self.size_of(version, number)
-        low, high = max(0, start - origin), min(size, stop - origin)
-        return self._try(lambda blocks: blocks.read(version.block(number), size, low, high), None)
+        origin, block = number * self.block_bytes, version.block(number, self.block_bytes)
+        low, high = max(0, start - origin), min(block.size, stop - origin)
+        return self._try(lambda blocks: blocks.read(block, low, high), None)
 
     def claim(self, version: ObjectVersion, number: int) -> Claim | None:
         """Returns the right to fetch a block; None if another one fetches it, or the cache is not usable."""
-        return self._try(lambda blocks: blocks.claim(version.block(number), self.size_of(version, number)), None)
+        return self._try(lambda blocks: blocks.claim(version.block(number, self.block_bytes)), None)
 
     def admit(self, claim: Claim) -> bool:
         """Makes room for a claimed block; returns False if it is not kept."""
@@ -220,7 +212,7 @@ class NodeCache:
 
     def wait(self, version: ObjectVersion, number: int, seconds: float) -> bool:
         """Waits until nobody fetches a block; returns False if somebody still does when the time is over."""
-        return self._try(lambda blocks: blocks.wait(version.block(number), seconds), False)
+        return self._try(lambda blocks: blocks.wait(version.block(number, self.block_bytes), seconds), False)
 
     def total_bytes(self) -> int:
         """Returns how many bytes the cache has on disk, as its ledger says."""

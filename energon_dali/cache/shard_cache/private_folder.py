@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from energon_dali.errors import ConfigError
 
@@ -141,6 +143,17 @@ class PrivateFolder:
         with open(descriptor, "rb") as file:
             content = file.read(most + 1)
         return content if len(content) <= most else None
+
+    def read_json(self, name: str, most: int) -> Any:
+        """Returns the value in a file of at most `most` bytes; None if it is missing, larger or damaged.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        try:
+            return json.loads(self.read(name, most) or b"")
+        except (ValueError, RecursionError):
+            return None
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a file; readers see the old content or the new, never a part.

@@ -10,13 +10,12 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
-from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.rerun import rerun
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, rerun
+from energon_dali.datasets.planned import Planned, joined
 from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
-from energon_dali.plan import GlobalBatchPlan
-from energon_dali.plan.spares import SPARES, attempts_of
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import SPARES, attempts_of
 from energon_dali.samples.base import Key, add_attribute, set_restore_key
 from energon_dali.shards.documents.state_entries import count_of, flag_of, state_of
 from energon_dali.task_encoder.context import batch_context, sample_context
@@ -169,6 +168,8 @@ class BatchDataset(GroupingDataset):
         ConfigError: batch_size is not a whole number of at least 1, or the batcher is not callable.
     """
 
+    holds_elements = False
+
     @explain_call
     def __init__(
         self,
@@ -193,8 +194,9 @@ class BatchDataset(GroupingDataset):
         self.batcher_config = batcher_config
         self.drop_last = drop_last
 
+    @property
     def plan_obstacle(self) -> str | None:
-        """Returns None for the batch functions of this package, which make one batch of each list."""
+        """None for the batch functions of this package, which make one batch of each list."""
         function = getattr(self.hook, "__func__", self.hook)
         if inspect.isgeneratorfunction(function):
             return "batch is a generator function: how many batches it makes of one list is known when it runs."
@@ -248,29 +250,17 @@ class _BatchIterator(GroupingIterator):
                 keys.append(self._inner.last_key(sample))
         return samples, keys
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         if self._runner.is_generator:
-            return super().skip(count)
+            return super().skip(count, planned)
         if self._ended and count:
             self._ended = False
             return 0
-        wanted = count * self._size
-        skipped = self._inner.skip(wanted)
-        return self._moved(count, -(-skipped // self._size) if not self._drop_last else skipped // self._size, skipped)
-
-    def plan(self, count: int) -> Planned:
-        if self._runner.is_generator:
-            return super().plan(count)
-        if self._ended and count:
-            self._ended = False
-            return self._inner.plan(0)
-        planned = self._inner.plan(count * self._size)
-        batches = planned.grouped(self._size, drop_last=self._drop_last)
-        self._moved(count, len(batches), len(planned))
-        return batches
-
-    def _moved(self, count: int, batches: int, elements: int) -> int:
-        """Notes that `batches` of `count` batches were passed, with some elements; returns their number."""
+        parts: list[Planned] | None = None if planned is None else []
+        elements = self._inner.skip(count * self._size, parts)
+        batches = elements // self._size if self._drop_last else -(-elements // self._size)
+        if planned is not None and parts is not None:
+            planned.append(joined(parts).grouped(self._size, drop_last=self._drop_last))
         self._runner.index += batches
         # A smaller batch ended the epoch. If it was the last one wanted, the caller still has to learn of the end.
         self._ended = batches == count and elements < count * self._size
@@ -302,10 +292,8 @@ class BatchCountDataset(WrapperDataset[Any]):
     """
 
     counts_batches = True
+    plan_obstacle = None
     shown_in_config = False
-
-    def plan_obstacle(self) -> None:
-        """Returns None: elements pass."""
 
     def describe(self) -> str:
         return self.dataset.describe()  # invisible in a tree, since it does nothing to an element
@@ -388,15 +376,10 @@ class _CountIterator(WrapperIterator[Any]):
         add_attribute(element, "num_units", sum(attempts_of(unit) <= SPARES for unit in units))
         return element
 
-    def skip(self, count: int) -> int:
-        skipped = self._inner.skip(count)
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
+        skipped = self._inner.skip(count, planned)
         self._count += skipped
         return skipped
-
-    def plan(self, count: int) -> Planned:
-        planned = self._inner.plan(count)
-        self._count += len(planned)
-        return planned
 
     def last_key(self, element: Any) -> Key:
         return self._key

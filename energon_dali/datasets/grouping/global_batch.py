@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.grouping.batch import BatchDataset, GroupingIterator
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.restore_key import UNIT_NAME
 from energon_dali.datasets.source import SourceDataset, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
-from energon_dali.plan import GlobalBatchPlan
-from energon_dali.plan.global_step import MicroBatch
-from energon_dali.plan.spares import SPARES
+from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.global_step import SPARES, MicroBatch
 from energon_dali.samples.base import Key
 
 OnMissing = Literal["spare", "shrink"]
@@ -103,6 +103,8 @@ class _GlobalBatchIterator(GroupingIterator):
         self._dataset = dataset
         self._plan = dataset.plan
         self._source = dataset.source
+        self._hooks = [one for one in walk(dataset) if isinstance(one, MapDataset)][::-1]
+        """Those between the source and the batches, whose outputs have keys of their own."""
         self._stream = context.stream
         self._metrics = context.metrics
         self._policy = FailurePolicy("spare", 0, context, dataset.worker_config)
@@ -194,7 +196,9 @@ class _GlobalBatchIterator(GroupingIterator):
     def _spare(self, unit: int, source: int, attempts: range, number: int, place: int) -> tuple[Any, Key] | None:
         """Returns a sample that takes the place of a unit, with its key; None if all that are tried fail."""
         for attempt in attempts:
-            key = self._dataset.dataset.key_from_source(self._source.spare_key(unit, source, attempt, number, place))
+            key = self._source.spare_key(unit, source, attempt, number, place)
+            for stage in self._hooks:
+                key = (type(stage).__name__, key[1], *key)
             try:
                 return self._dataset.dataset.restore_sample(key), key
             except SkipSample:

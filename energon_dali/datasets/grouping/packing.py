@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any
 
@@ -11,14 +11,13 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
-from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, check_result
 from energon_dali.datasets.restore_key import expect_name, key_to_json, restore_groups
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
-from energon_dali.samples.base import Key
+from energon_dali.samples.base import Key, get_restore_key
 from energon_dali.shards.documents.state_entries import (
     Rest,
     Snapshot,
@@ -34,6 +33,14 @@ from energon_dali.worker_config import WorkerConfig
 
 EMPTY_ROUNDS = 100
 """Rounds in a row in which the packer may choose nothing."""
+
+Keyed = tuple[Key, Any]
+"""A sample with its restore key."""
+
+_GROUPS_WANTED = (
+    "Return a list of groups, each a list of samples of the buffer (the very objects, or copies with their "
+    "__restore_key__), or a PackSelection; a sample in no group is dropped."
+)
 
 
 class PackingDataset(GroupingDataset):
@@ -324,3 +331,47 @@ def distinct(sample: Any, present: set[int]) -> Any:
         sample = copy(sample)
     present.add(id(sample))
     return sample
+
+
+def read_selection(result: Any, keys: Mapping[int, Key]) -> PackSelection[Keyed]:
+    """Returns what a packer chose, with the key of each sample, without empty groups; kept samples become groups.
+
+    Args:
+        result: What the packer returned: a PackSelection, a list of lists, or a generator of lists.
+        keys: Keys of the samples of the buffer, by id of the sample.
+
+    Raises:
+        ConfigError: It is none of these, or has a sample that a restore could not make again.
+    """
+    if not isinstance(result, PackSelection):
+        return PackSelection(_groups(result, keys))
+    keep = [group if isinstance(group, list) and id(group) not in keys else [group] for group in result.keep]
+    return PackSelection(
+        _groups(result.packs, keys),
+        _groups(keep, keys),  # type: ignore[arg-type]
+        [(_keyed([sample], keys)[0], reason) for sample, reason in result.refused],
+    )
+
+
+def _groups(groups: Any, keys: Mapping[int, Key]) -> list[list[Keyed]]:
+    if not isinstance(groups, Iterable):
+        raise ConfigError(f"select_samples_to_pack returned {type(groups).__name__}. {_GROUPS_WANTED}")
+    found = []
+    for group in groups:
+        if id(group) in keys or not isinstance(group, Iterable):
+            raise ConfigError(f"select_samples_to_pack returned {type(group).__name__} as a group. {_GROUPS_WANTED}")
+        keyed = _keyed(group, keys)
+        if keyed:
+            found.append(keyed)
+    return found
+
+
+def _keyed(group: Iterable[Any], keys: Mapping[int, Key]) -> list[Keyed]:
+    keyed = [(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group]
+    strange = next((sample for key, sample in keyed if not key), None)
+    if strange is not None:
+        raise ConfigError(
+            f"select_samples_to_pack returned {type(strange).__name__}, which is not one of the samples it received. "
+            f"{_GROUPS_WANTED}"
+        )
+    return keyed

@@ -1,8 +1,9 @@
-"""Draws elements from several datasets in proportion to their weights."""
+"""Draws elements from several datasets in proportion to their weights, also within each batch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import Self
@@ -10,13 +11,14 @@ from typing_extensions import Self
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.mixing.mixture_dataset import MixtureDataset, MixtureIterator, numbered
-from energon_dali.datasets.passing import Move
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
-from energon_dali.plan import weighted_draws
-from energon_dali.plan.mixtures import GROUP_DRAWS
+from energon_dali.plan.mixtures import GROUP_DRAWS, weighted_draws
 from energon_dali.shards.documents.state_entries import count_of, damaged, indices_of, list_of
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -133,3 +135,45 @@ class _BlendIterator(MixtureIterator):
         self._draws = draws
         for number in ended:
             self._running[number] = False
+
+
+@stateless
+def keep_apart(batches: list[Any]) -> list[Any]:
+    """Returns the list itself, so that a mixed batch is a list of batches."""
+    return batches
+
+
+class MixBatchDataset(BatchDataset):
+    """Yields `batch_mix_fn(list of batch_size elements)`; each element is drawn by weight from several datasets.
+
+    The datasets usually yield batches of one sample (batch_size=1), so that `batch_size` of them make one batch.
+
+    Args:
+        *dataset_weights: Pairs (dataset, weight), as for BlendDataset.
+        batch_size: Elements per mixed batch, at least 1.
+        batch_mix_fn: Makes one batch of a list of elements: `homogeneous_concat_mix` if all datasets yield one type, or
+            your own function for several types. May raise SkipSample, or be a generator function. The default returns
+            the list. Mark it @stateless to restore single batches.
+        worker_config: Default: that of the datasets.
+
+    Raises:
+        ConfigError: batch_size is less than 1, or the pairs cannot be blended.
+    """
+
+    @explain_call
+    def __init__(
+        self,
+        *dataset_weights: tuple[SavableDataset[Any], float],
+        batch_size: int,
+        batch_mix_fn: Callable[[list[Any]], Any] = keep_apart,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        blend = BlendDataset(*dataset_weights, worker_config=worker_config)
+        super().__init__(
+            blend,
+            batch_size,
+            batch_mix_fn,
+            batcher_stateless=is_stateless(batch_mix_fn),
+            batcher_config={"mix": getattr(batch_mix_fn, "__qualname__", type(batch_mix_fn).__qualname__)},
+            failure_tolerance=failure_tolerance(batch_mix_fn, DEFAULT_FAILURE_TOLERANCE),
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError, FatalSampleError
 from energon_dali.samples.batching import columns_of
-from energon_dali.task_encoder import stateless
+from energon_dali.task_encoder.stateless import stateless
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from energon_dali.datasets.mixing.share_feedback import ShareFeedback
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError
-from energon_dali.plan import BlendPlan
+from energon_dali.plan.mixtures import BlendPlan
 from energon_dali.shards.documents.state_entries import state_of
 from energon_dali.task_encoder.token_counts import count_tokens
 

@@ -1,4 +1,4 @@
-"""What all datasets over several others have in common: members, restore keys, and states."""
+"""Datasets over several others: their members, restore keys and states, and the one that takes its members in turn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from typing_extensions import Self
 
-from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.passing import PassingIterator
+from energon_dali.calls import explain_call
+from energon_dali.datasets.base import SavableDataset, inner_config
 from energon_dali.datasets.restore_key import expect_name, key_from_json
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, PassingIterator, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.samples.base import Key, set_restore_key
-from energon_dali.shards.documents.state_entries import damaged, restore_stream
+from energon_dali.shards.documents.state_entries import count_of, damaged, list_of, restore_stream
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -29,6 +29,9 @@ class MixtureDataset(SavableDataset[Any]):
     Raises:
         ConfigError: There is no member, one is not a dataset, or their worker configurations differ.
     """
+
+    holds_elements = False
+    plan_obstacle = None
 
     key_name: str | None = None
     """Name in restore keys; None is the name of the class."""
@@ -62,10 +65,6 @@ class MixtureDataset(SavableDataset[Any]):
         twin.datasets = children
         return twin
 
-    def plan_obstacle(self) -> str | None:
-        """Returns None: the members are drawn by integers, unless a subclass says otherwise."""
-        return None
-
     @property
     def counters(self) -> list[str]:
         """Names of the counters of the members' elements in the statistics; empty where they are not counted."""
@@ -73,7 +72,7 @@ class MixtureDataset(SavableDataset[Any]):
 
     def config(self) -> dict[str, Any]:
         # A list also for a single member: the type of the entry must not depend on how many there are.
-        return {**super().config(), "inner": [member.inner_config() for member in self.datasets]}
+        return {**super().config(), "inner": [inner_config(member) for member in self.datasets]}
 
     def len_stream(self, stream: int) -> int:
         """Returns the number of elements of all members together, in one pass over each."""
@@ -204,3 +203,54 @@ class MixtureIterator(PassingIterator):
         for iterator in self._iterators.values():
             iterator.close()
         self._iterators.clear()
+
+
+class ConcatDataset(MixtureDataset):
+    """Yields in each stream all elements of the first dataset, then all of the second, and so on; then the epoch ends.
+
+    A dataset that never ends keeps those after it from their turn.
+
+    Args:
+        *datasets: At least one, with the same worker configuration.
+        worker_config: Default: that of the datasets.
+
+    Raises:
+        ConfigError: There is no dataset, or their worker configurations differ.
+    """
+
+    @explain_call
+    def __init__(self, *datasets: SavableDataset[Any], worker_config: WorkerConfig | None = None) -> None:
+        super().__init__(datasets, worker_config=worker_config)
+        self.datasets = numbered(self.datasets)
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _ConcatIterator(self, context)
+
+
+class _ConcatIterator(MixtureIterator):
+    """Takes the members in turn."""
+
+    def __init__(self, dataset: ConcatDataset, context: StreamContext) -> None:
+        super().__init__(dataset, context)
+        self._current = 0
+
+    def _pass(self, count: int, move: Move) -> int:
+        moved = 0
+        while moved < count:
+            if self._current == len(self._datasets):
+                self._current = 0
+                break
+            wanted = count - moved
+            taken = move(self._current, wanted)
+            moved += taken
+            if taken < wanted:
+                self._current += 1
+        return moved
+
+    def state_dict(self) -> State:
+        return {"current": self._current, "members": self._member_states()}
+
+    def load_state_dict(self, state: State) -> None:
+        current = count_of(state, "current", len(self._datasets))
+        self._load_member_states(list_of(state, "members"), "members")
+        self._current = current

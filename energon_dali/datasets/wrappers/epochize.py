@@ -1,4 +1,4 @@
-"""Ends epochs after a number of elements: virtual epochs for training."""
+"""Ends epochs after a number of elements: virtual epochs for training, and limits for validation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.passing import Move, PassingWrapperIterator
 from energon_dali.datasets.rank_iterator import RankLimit
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, PassingWrapperIterator, State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
@@ -31,7 +30,9 @@ class EpochizeDataset(PassThroughDataset[Any]):
         ConfigError: length is not a whole number of at least 1.
     """
 
+    holds_elements = False
     keeps_steps = True
+    plan_obstacle = None
     restart = False
 
     @explain_call
@@ -39,18 +40,12 @@ class EpochizeDataset(PassThroughDataset[Any]):
         super().__init__(dataset, worker_config=worker_config)
         self.length = check_count("length", length, "it counts the elements of an epoch")
 
-    def plan_obstacle(self) -> None:
-        """Returns None: epochs end after a fixed number of elements."""
-
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"
 
-    def inner_config(self) -> dict[str, Any]:
-        """Returns the config with the length, on which the order of the datasets above depends."""
-        # The config itself has no length: it only says where epochs end, and may change from run to run.
-        return {**self.config(), "length": self.length}
-
-    def rank_limit(self) -> RankLimit:
+    @property
+    def rank_limit(self) -> RankLimit:  # type: ignore[override]
+        """The length of an epoch, and whether the next one starts from the beginning."""
         return RankLimit(self.length, self.restart)
 
     def stream_length(self, stream: int, epoch: int = 0) -> int:
@@ -72,6 +67,42 @@ class EpochizeDataset(PassThroughDataset[Any]):
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _EpochizeIterator(self, context)
+
+
+class LimitDataset(EpochizeDataset):
+    """Ends an epoch after at most `length` elements of each rank; the next epoch starts from the beginning.
+
+    It counts like `EpochizeDataset`: the elements of all streams of a rank if it is the outermost dataset, else those
+    of the job.
+
+    Args:
+        dataset: The dataset below.
+        length: Elements per epoch, at least 1: of each rank, or of the job inside another dataset.
+        reset_after_epoch: Accepted for compatibility with Energon, where every epoch starts from the beginning as well.
+        worker_config: Default: that of the dataset below.
+
+    Raises:
+        ConfigError: length is less than 1.
+    """
+
+    restart = True
+
+    @explain_call
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        length: int,
+        *,
+        reset_after_epoch: bool = True,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, length, worker_config)
+
+    def len_stream(self, stream: int) -> int:
+        return min(self.stream_length(stream), self.dataset.len_stream(stream))
+
+    def len_rank(self) -> int:
+        return min(self.length, self.dataset.len_rank())
 
 
 class _EpochizeIterator(PassingWrapperIterator):

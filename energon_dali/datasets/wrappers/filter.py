@@ -11,7 +11,8 @@ from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
-from energon_dali.task_encoder import failure_tolerance, sample_context
+from energon_dali.task_encoder.context import sample_context
+from energon_dali.task_encoder.stateless import failure_tolerance
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -29,6 +30,8 @@ class FilterDataset(PassThroughDataset[Any]):
     Raises:
         ConfigError: filter_fn is not callable.
     """
+
+    holds_elements = False
 
     @explain_call
     def __init__(

@@ -30,6 +30,7 @@ class GcDataset(PassThroughDataset[Any]):
         ConfigError: every_n_iter is less than 1.
     """
 
+    holds_elements = False
     keeps_steps = True
     shown_in_config = False
 

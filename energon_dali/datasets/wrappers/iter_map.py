@@ -15,7 +15,8 @@ from energon_dali.datasets.stream import State, StreamContext, StreamIterator, W
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.shards.documents.state_entries import count_of, entry_of, state_of
-from energon_dali.task_encoder import failure_tolerance, sample_context
+from energon_dali.task_encoder.context import sample_context
+from energon_dali.task_encoder.stateless import failure_tolerance
 from energon_dali.worker_config import WorkerConfig
 
 IterMap = Callable[[Iterator[Any]], Iterable[Any]]

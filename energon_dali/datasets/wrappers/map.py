@@ -10,9 +10,8 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, input_key, rerun
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.rerun import input_key, rerun
 from energon_dali.datasets.restore_key import try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.samples.base import Key
@@ -40,6 +39,8 @@ class MapDataset(WrapperDataset[Any]):
         ConfigError: map_fn is not callable.
     """
 
+    holds_elements = False
+
     @explain_call
     def __init__(
         self,
@@ -62,8 +63,9 @@ class MapDataset(WrapperDataset[Any]):
         self.stage = stage or str(getattr(map_fn, "__name__", type(map_fn).__name__))
         self.samples_per_batch = samples_per_batch
 
+    @property
     def plan_obstacle(self) -> str:
-        """Returns that the function may drop elements, or make several of one."""
+        """That the function may drop elements, or make several of one."""
         if inspect.isgeneratorfunction(self.map_fn):
             return f"{self.stage} is a generator function: how many samples it makes of one is known when it runs."
         return f"{self.stage} may skip samples, and what follows would then move up."
@@ -76,10 +78,6 @@ class MapDataset(WrapperDataset[Any]):
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _MapIterator(self, context)
-
-    def key_from_source(self, key: Key) -> Key:
-        below = self.dataset.key_from_source(key)
-        return (type(self).__name__, below[1], *below)
 
     def can_restore_sample(self) -> bool:
         return self.stateless_map_fn and super().can_restore_sample()
@@ -121,19 +119,12 @@ class _MapIterator(WrapperIterator[Any]):
             if result is not NOTHING:
                 return result
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int, planned: list[Planned] | None = None) -> int:
         if self._runner.is_generator:
-            return super().skip(count)
-        skipped = self._inner.skip(count)
+            return super().skip(count, planned)
+        skipped = self._inner.skip(count, planned)
         self._runner.index += skipped
         return skipped
-
-    def plan(self, count: int) -> Planned:
-        if self._runner.is_generator:
-            return super().plan(count)
-        planned = self._inner.plan(count)
-        self._runner.index += len(planned)
-        return planned
 
     def last_key(self, element: Any) -> Key:
         return self._runner.key

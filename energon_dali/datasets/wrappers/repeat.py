@@ -8,8 +8,7 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.passing import Move, PassingWrapperIterator
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import Move, PassingWrapperIterator, State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
@@ -32,6 +31,9 @@ class RepeatDataset(PassThroughDataset[Any]):
         ConfigError: repeats is not a finite number above 0.
     """
 
+    holds_elements = False
+    plan_obstacle = None
+
     @explain_call
     def __init__(
         self,
@@ -51,9 +53,6 @@ class RepeatDataset(PassThroughDataset[Any]):
             )
         self.repeats = repeats
         self.restart = restart
-
-    def plan_obstacle(self) -> None:
-        """Returns None: passes and epochs end after a fixed number of elements."""
 
     def describe(self) -> str:
         return f"RepeatDataset(repeats={self.repeats})"

@@ -20,6 +20,7 @@ from energon_dali.loader.processes.messages import (
     EpochEnded,
     FinalStats,
     Message,
+    StateReceiver,
     StillWorking,
     StreamFailed,
     rebuild_error,
@@ -27,7 +28,6 @@ from energon_dali.loader.processes.messages import (
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess, end_members
 from energon_dali.loader.processes.serialization import deserialize
 from energon_dali.loader.processes.signals import interrupts_deferred
-from energon_dali.loader.processes.state_transfer import StateReceiver
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import State

@@ -78,7 +78,7 @@ class DecodeServer(BlockServer):
 
     def __init__(self, channel: Channel, task: DecodeTask) -> None:
         from energon_dali.loader.decode_process.device_memory import DeviceArenaStore
-        from energon_dali.loader.processes.state_transfer import StateSender
+        from energon_dali.loader.processes.messages import StateSender
 
         # One arena per credit, one in the trainer's hands, and one for the batch that is being made.
         spare_arenas = task.options.prefetch_factor + 2

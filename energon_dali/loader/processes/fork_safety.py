@@ -6,10 +6,14 @@ stays locked in the child. These are the threads of this package, by name, and w
 - `energon-dali-rank` runs hooks and decoders, which may hold any lock. It alone decides against a fork.
 - `energon-dali-gpu`, `energon-dali-cpu` and `energon-dali-pil` belong to engines of DALI, which decide against a fork.
 - `energon-dali-receive` takes batches of a decode process. It holds nothing that a child uses.
-- `energon-dali-open`, `-fetch`, `-index`, `-read` and `-blend` read from storage. What they lock is replaced in a child
+- `energon-dali-read` and `-blend` read from storage. What they lock is replaced in a child
   (`shards/storage/forks.drop_in_child`), or only used by one loader.
 - `energon-dali-cache` fetches files for hooks. Its files and locks belong to one process, which they compare.
 - `energon-dali-panel` and `energon-dali-watchdog` write to the standard error. Forks wait for that (`without_forks`).
+- `energon-dali-publish` gives batches to other ranks. Its sockets are closed in a child. Where it runs hooks, it is
+  named as the rank's thread.
+- `energon-dali-share` and `energon-dali-files` wait for other processes of the node. Their sockets are closed in a
+  child.
 - `energon-dali-trace` and `energon-dali-close` hold nothing that a child uses.
 
 Modules that another thread is importing would never be complete in a child: see `wait_for_imports`.

@@ -16,10 +16,9 @@ import sys
 import time
 import traceback
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[attr-defined]
 from typing import Literal, get_args
 
@@ -61,14 +60,27 @@ _HINTS = {
 }
 
 
-class ChildProcess(ABC):
-    """A process that this one started."""
+class ChildProcess:
+    """A process that this one started.
 
-    pid: int
+    Args:
+        pid: Its process id.
+        poll: Returns its exit code if it has ended, negative for a signal; else None. Never waits, and is not called
+            again after it returned a code.
+        release: Releases what is kept for the process after it has ended; None for nothing.
+    """
 
-    @abstractmethod
+    def __init__(self, pid: int, poll: Callable[[], int | None], release: Callable[[], None] | None = None) -> None:
+        self.pid = pid
+        self._poll = poll
+        self._release = release
+        self._code: int | None = None
+
     def poll(self) -> int | None:
         """Returns the exit code if the process has ended, negative for a signal; else None. Never waits."""
+        if self._code is None:
+            self._code = self._poll()
+        return self._code
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -93,7 +105,8 @@ class ChildProcess(ABC):
 
     def close(self) -> None:
         """Releases what is kept for a process that has ended; `poll` still works."""
-        self.poll()
+        if self.poll() is not None and self._release is not None:
+            self._release()
 
     def open_sentinel(self) -> int | None:
         """Returns a descriptor that becomes readable when the process ends; None if the kernel has none."""
@@ -103,58 +116,24 @@ class ChildProcess(ABC):
             return None
 
 
-class _Spawned(ChildProcess):
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-
-class _Forked(ChildProcess):
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self._code = _UNKNOWN_CODE
-            else:
-                if pid:
-                    self._code = os.waitstatus_to_exitcode(status)
-        return self._code
+def _exit_code_of_fork(pid: int) -> int | None:
+    """Returns the exit code of a forked process, if it has ended; else None."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return _UNKNOWN_CODE
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
-class _FromForkServer(ChildProcess):
-    def __init__(self, process: BaseProcess) -> None:
-        assert process.pid is not None
-        self._process = process
-        self._code: int | None = None
-        self.pid = process.pid
-
-    def poll(self) -> int | None:
-        return self._code if self._code is not None else self._process.exitcode
-
-    def close(self) -> None:
-        self._code = self._process.exitcode
-        if self._code is not None:
-            self._process.close()
-
-
-def check_start_method(method: str) -> StartMethod:
-    """Returns the method.
+def check_start_method(method: str) -> None:
+    """Checks that there is a method.
 
     Raises:
-        ConfigError: There is no such method.
+        ConfigError: There is none of this name.
     """
-    for known in get_args(StartMethod):
-        if method == known:
-            return known  # type: ignore[no-any-return]
-    raise ConfigError(f"start_method={method!r} is unknown: give one of {', '.join(map(repr, get_args(StartMethod)))}.")
+    if method not in get_args(StartMethod):
+        known = ", ".join(map(repr, get_args(StartMethod)))
+        raise ConfigError(f"start_method={method!r} is unknown: give one of {known}.")
 
 
 def import_in_children(module: str) -> None:
@@ -216,7 +195,7 @@ def _spawn(channel: Channel, parent_pipe: int) -> ChildProcess:
     )
     command = [multiprocessing.spawn.get_executable() or sys.executable, *_args_from_interpreter_flags(), "-c", code]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(), parent_pipe))
-    return _Spawned(process)
+    return ChildProcess(process.pid, process.poll)
 
 
 def _fork(channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess:
@@ -228,7 +207,7 @@ def _fork(channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
-        return _Forked(pid)
+        return ChildProcess(pid, partial(_exit_code_of_fork, pid))
     code = 1
     try:
         gc.freeze()  # what the parent left for its collector is not finalised here a second time
@@ -261,7 +240,8 @@ def _ask_fork_server(channel: Channel, parent_pipe: int) -> ChildProcess:
     finally:
         sock.close()
         pipe.close()
-    return _FromForkServer(process)
+    assert process.pid is not None
+    return ChildProcess(process.pid, lambda: process.exitcode, process.close)
 
 
 def spawned_main(channel: int, parent_pipe: int, parent_pid: int) -> None:

@@ -1,14 +1,17 @@
 """The messages between a process that serves blocks or batches and the process that takes them.
 
 A worker serves blocks of several streams to the rank. A decode process serves batches to the trainer in the same way:
-each batch is a block of stream 0.
+each batch is a block of stream 0. The states of a stream travel with its blocks; parts that several of them share are
+sent once.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.datasets.hooks import text_of
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.serialization import dumps
+from energon_dali.shards.documents.state_entries import Rest, Snapshot
 
 if TYPE_CHECKING:
     from energon_dali.loader.decode_process.device_memory import DevicePiece
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _MOST_FRAMES = 200
 """The frames of this package above a hook are fewer."""
+
+SentStates = tuple[bytes, dict[int, bytes], list[int]]
+"""(pickled states that contain numbers of snapshots, new pickled snapshots by number, numbers that stay known)."""
 
 WHOLE_PROCESS = -1
 """Stream number in the `StreamFailed` of a process that could not rebuild its task."""
@@ -60,14 +67,7 @@ class Credits:
     """Stop the work and send FinalStats; the process ends when the receiver hangs up."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.blocks
-            or self.next_epoch
-            or self.released_arenas
-            or self.released_device_arenas
-            or self.closed_device_arenas
-            or self.stop
-        )
+        return any(getattr(self, name) for name in self.__slots__)
 
     def add(self, other: Credits) -> None:
         """Adds what another message says."""
@@ -245,3 +245,71 @@ def _unpickled(message: StreamFailed) -> Exception | None:
     except Exception:
         return None
     return error if isinstance(error, Exception) else None
+
+
+class StateSender:
+    """Pickles the states of one stream for another process, each snapshot once while states refer to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, Snapshot]] = {}
+        """By id, (number, snapshot) of what the last sent states refer to; kept alive, so that the ids stay valid."""
+        self._count = 0
+
+    def send(self, states: Any) -> SentStates:
+        """Returns states, in any nesting, in the form that a StateReceiver takes, in this order."""
+        live: dict[int, tuple[int, Snapshot]] = {}
+        new: dict[int, bytes] = {}
+
+        def number_of(snapshot: Snapshot) -> int:
+            known = live.get(id(snapshot)) or self._known.get(id(snapshot))
+            if known is None:
+                self._count += 1
+                known = (self._count, snapshot)
+                new[self._count] = snapshot.data
+            live[id(snapshot)] = known
+            return known[0]
+
+        file = io.BytesIO()
+        _StatePickler(file, number_of).dump(states)
+        self._known = live
+        return file.getvalue(), new, [number for number, _ in live.values()]
+
+
+class StateReceiver:
+    """Takes the states of one stream, in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Snapshot] = {}
+
+    def take(self, sent: SentStates) -> Any:
+        """Returns the states."""
+        data, new, live = sent
+        self._known = {number: Snapshot(data=new[number]) if number in new else self._known[number] for number in live}
+        return _StateUnpickler(io.BytesIO(data), self._known).load()
+
+
+class _StatePickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, number_of: Callable[[Snapshot], int]) -> None:
+        super().__init__(file, protocol=5)
+        self._number_of = number_of
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Called for instances of classes alone, so plain values cost nothing.
+        return (_known_rest, (self._number_of(obj.snapshot), obj.start)) if type(obj) is Rest else NotImplemented
+
+
+class _StateUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: dict[int, Snapshot]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._rest if name == _known_rest.__name__ else super().find_class(module, name)
+
+    def _rest(self, number: int, start: int) -> Rest:
+        return Rest(self._known[number], start)
+
+
+def _known_rest(number: int, start: int) -> Rest:
+    """Represents a rest of a snapshot, which the receiver finds by its number, in pickled states."""
+    raise AssertionError(f"the rest of snapshot {number} from row {start} was unpickled without its table")

@@ -12,8 +12,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
 
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.errors import WorkerDiedError, WorkerError
 from energon_dali.loader.processes.channel import Channel
 from energon_dali.loader.processes.class_pickling import pickle_task
@@ -26,13 +26,10 @@ from energon_dali.loader.processes.launch import (
     resolve_start_method,
 )
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
+from energon_dali.loader.processes.server import ProcessTask
 from energon_dali.loader.processes.shared_memory import ArenaViews
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.shards.storage.forks import drop_in_child
-
-if TYPE_CHECKING:
-    from energon_dali.datasets.metrics import Metrics
-    from energon_dali.loader.processes.server import ProcessTask
 
 WAKE_MS = 1000
 """A waiting thread wakes up this often: for the watchdog, and for processes that died where the kernel has no pidfd."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import os
 import pickle
 import random
 import sys
@@ -11,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from energon_dali.loader.processes.freed_memory import keep_freed_memory
 from energon_dali.loader.processes.messages import (
     WHOLE_PROCESS,
     BlockSent,
@@ -22,7 +23,7 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.shared_memory import ArenaStore
 from energon_dali.loader.processes.signals import exit_with_parent, setup_signals
-from energon_dali.plan import mix
+from energon_dali.plan.rng import mix
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
@@ -35,6 +36,13 @@ SMALL_BLOCK_BYTES = 16 * 1024
 
 _REPORT_SECONDS = 1.0
 """How often a process reports dropped samples while it finishes no block."""
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of glibc's mallopt."""
+_KEPT_BYTES = 1 << 30
+"""Freed memory at the end of the heap that stays with the process; more goes back to the system."""
+_PAD_BYTES = 64 << 20
+_SETTINGS_OF_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 class ProcessTask(ABC):
@@ -84,6 +92,25 @@ def _receive_task(channel: Channel) -> ProcessTask | None:
         channel.send(encode(failed_stream(WHOLE_PROCESS, 0, error, None)))
         return None
     return task
+
+
+def keep_freed_memory() -> bool:
+    """Lets glibc's allocator keep what this process frees; returns whether it does.
+
+    By default glibc gives large buffers back to the system, and the system clears each page that a new one touches. For
+    batches of tens of megabytes this takes longer than filling them. A process keeps at most what it once needed at the
+    same time. Other C libraries, and users who set the allocator's variables themselves, are left alone.
+    """
+    if any(name in os.environ for name in _SETTINGS_OF_USERS):
+        return False
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return all(
+        set_option(name, value) == 1
+        for name, value in ((_MMAP_THRESHOLD, _KEPT_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES), (_TOP_PAD, _PAD_BYTES))
+    )
 
 
 def seed_generators(seed_offset: int, rank: int, number: int) -> None:

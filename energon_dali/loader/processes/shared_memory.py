@@ -28,8 +28,8 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-def map_memory(descriptor: int, size: int) -> Any:
-    """Maps a descriptor, readable, writable and shared. It is unmapped when the last view of the result is gone.
+def map_memory(descriptor: int, size: int, *, private: bool = False) -> Any:
+    """Maps a descriptor, readable and writable. It is unmapped when the last view of the result is gone.
 
     The descriptor may be closed afterwards. (`mmap.mmap` keeps a copy of it open while the mapping exists, so a user
     who keeps a thousand batches would run out of descriptors.)
@@ -37,6 +37,7 @@ def map_memory(descriptor: int, size: int) -> Any:
     Args:
         descriptor: A memory file of at least `size` bytes.
         size: Bytes to map, a multiple of the page size.
+        private: Keep what this process writes to itself; otherwise all processes that map the descriptor see it.
 
     Returns:
         An object with the buffer protocol.
@@ -44,7 +45,8 @@ def map_memory(descriptor: int, size: int) -> Any:
     Raises:
         MemoryError: The address space or a limit of the process is exhausted.
     """
-    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
     if address is None or address == _MAP_FAILED:
         reason = os.strerror(ctypes.get_errno())
         raise MemoryError(f"Mapping {size} bytes of a block failed: {reason}. Keep fewer batches alive.")
@@ -162,6 +164,10 @@ class ArenaPool(ABC, Generic[ArenaT]):
         own = [other for other in self._free if other.device == arena.device]
         if len(own) > self._spare:
             self._drop(min(own, key=lambda candidate: candidate.capacity))
+
+    def abandon(self, number: int) -> None:
+        """Forgets an arena that somebody may see indefinitely; it is not used again."""
+        self._used.pop(number, None)
 
     def _drop(self, arena: ArenaT) -> None:
         self._free.remove(arena)

@@ -14,13 +14,13 @@ from energon_dali.loader.processes.messages import (
     BlockSent,
     Message,
     StartStream,
+    StateReceiver,
     StillWorking,
     StreamFailed,
     rebuild_error,
 )
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess
 from energon_dali.loader.processes.serialization import deserialize
-from energon_dali.loader.processes.state_transfer import StateReceiver
 from energon_dali.loader.workers.worker import WorkerTask
 
 if TYPE_CHECKING:

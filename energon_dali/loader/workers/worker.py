@@ -6,13 +6,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from energon_dali.datasets.cursor_entry import cursor_of
+from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
-from energon_dali.loader.processes.messages import Credits, Message, StartStream, decode
+from energon_dali.loader.processes.messages import Credits, Message, StartStream, StateSender, decode
 from energon_dali.loader.processes.serialization import serialize
 from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
-from energon_dali.loader.processes.state_transfer import StateSender
 from energon_dali.shards.storage.local import allow_many_files
 
 if TYPE_CHECKING:

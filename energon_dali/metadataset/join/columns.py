@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations, product
 
-from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.errors import DatasetFormatError
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.reference import JoinColumn, SourceReference
 from energon_dali.shards import StoragePath, WebdatasetFolder
@@ -40,13 +40,12 @@ class ColumnFolder:
 
 
 def open_columns(
-    columns: Sequence[JoinColumn], location: object, *, allow_imports: bool = False, allow_code: bool = False
+    columns: Sequence[JoinColumn], *, allow_imports: bool = False, allow_code: bool = False
 ) -> list[ColumnFolder]:
     """Returns the datasets of a join.
 
     Args:
         columns: The primary one first.
-        location: Where the join is named, for messages.
         allow_imports: Import what the datasets name.
         allow_code: Run code that is in the datasets.
 
@@ -57,22 +56,17 @@ def open_columns(
     """
     opened = []
     for column in columns:
-        try:
-            folder = WebdatasetFolder(
-                column.path,
-                dataset_config=column.dataset_config or DEFAULT_NAME,
-                split_config=column.split_config,
-                allow_imports=allow_imports,
-                allow_code=allow_code,
-            )
-            numbers = {name: number for number, name in enumerate(folder.shard_names)}
-            folder.split_ranges(column.split_part)  # refuses unknown parts and shards
-            shards = tuple(numbers[name] for name in folder.split.split_parts[column.split_part])
-            excluded = frozenset(numbers[name] for name in folder.split.exclude if name in numbers)
-        except DatasetFormatError as error:
-            raise DatasetFormatError(f"{location}: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{location}: {error}") from error
+        folder = WebdatasetFolder(
+            column.path,
+            dataset_config=column.dataset_config or DEFAULT_NAME,
+            split_config=column.split_config,
+            allow_imports=allow_imports,
+            allow_code=allow_code,
+        )
+        numbers = {name: number for number, name in enumerate(folder.shard_names)}
+        folder.split_ranges(column.split_part)  # refuses unknown parts and shards
+        shards = tuple(numbers[name] for name in folder.split.split_parts[column.split_part])
+        excluded = frozenset(numbers[name] for name in folder.split.exclude if name in numbers)
         opened.append(ColumnFolder(column, folder, shards, excluded))
     return opened
 
@@ -120,15 +114,15 @@ def find_join_index(source: SourceReference, columns: Sequence[ColumnFolder]) ->
         path = folder / name
         if path.is_file():
             index = JoinIndexFile(path, len(columns))
-            _check_rows(source, columns, index)
+            _check_rows(columns, index)
             return index
     raise DatasetFormatError(
-        f"{source.location}: the join has no index in {folder}, or only one of an older state of its datasets. Run "
+        f"the join has no index in {folder}, or only one of an older state of its datasets. Run "
         f"`energon-dali prepare {shlex.quote(folder.url.removesuffix('.cache'))}`."
     )
 
 
-def _check_rows(source: SourceReference, columns: Sequence[ColumnFolder], index: JoinIndexFile) -> None:
+def _check_rows(columns: Sequence[ColumnFolder], index: JoinIndexFile) -> None:
     """Refuses an index of another split part: Energon gives both the same name.
 
     Raises:
@@ -143,7 +137,7 @@ def _check_rows(source: SourceReference, columns: Sequence[ColumnFolder], index:
     fits = rows <= whole if skips else kept <= rows <= whole
     if not fits or (rows and int(index.table[-1, 0, 0]) >= len(primary.shards)):
         raise DatasetFormatError(
-            f"{source.location}: {index.path} joins {rows} samples, and the part {primary.column.split_part!r} of "
+            f"{index.path} joins {rows} samples, and the part {primary.column.split_part!r} of "
             f"{primary.folder.path} has {kept}. It is the index of another part or state: run `energon-dali prepare "
             f"{shlex.quote(index.path.url.rpartition('.cache/')[0])}`."
         )

@@ -97,19 +97,18 @@ def _read_joiner(node: Node) -> JoinerReference:
     return JoinerReference(names[kinds[0]], names.get("__module__"), kinds[0] == "__function__")
 
 
-def load_joiner(reference: JoinerReference, location: object, *, allow_imports: bool) -> Callable[..., Any]:
+def load_joiner(reference: JoinerReference, *, allow_imports: bool) -> Callable[..., Any]:
     """Returns the function that makes one sample of the joined ones.
 
     Args:
         reference: The joiner that the metadataset names.
-        location: Where it is named, for messages.
         allow_imports: Import classes and functions of other packages.
 
     Raises:
         UntrustedCodeError: It is of another package, and the user did not allow that.
         DatasetFormatError: It cannot be imported, or is not a Sample class.
     """
-    found = reference.given if reference.given is not None else _find(reference, location, allow_imports)
+    found = reference.given if reference.given is not None else _find(reference, allow_imports)
     if reference.is_function:
         if callable(found):
             return found
@@ -118,12 +117,12 @@ def load_joiner(reference: JoinerReference, location: object, *, allow_imports: 
         if isinstance(found, type) and callable(joiner):
             return joiner  # type: ignore[no-any-return]
     raise DatasetFormatError(
-        f"{location}: the joiner {reference.module}.{reference.name} is {found!r}, which is not a "
+        f"the joiner {reference.module}.{reference.name} is {found!r}, which is not a "
         f"{'function' if reference.is_function else 'Sample class with from_joined'}. {_FORM}"
     )
 
 
-def _find(reference: JoinerReference, location: object, allow_imports: bool) -> Any:
+def _find(reference: JoinerReference, allow_imports: bool) -> Any:
     module, name = reference.module or FOREIGN_MODULES[0], reference.name
     joinable = SAMPLE_TYPES - {"CrudeSample"}
     ours = module in FOREIGN_MODULES or module.startswith("megatron.energon.")
@@ -131,7 +130,7 @@ def _find(reference: JoinerReference, location: object, allow_imports: bool) -> 
         return getattr(samples, name)
     if not allow_imports:
         raise UntrustedCodeError(
-            f"{location}: the joiner {module}.{name} is none of {', '.join(sorted(joinable))}. Importing it runs "
+            f"the joiner {module}.{name} is none of {', '.join(sorted(joinable))}. Importing it runs "
             "code that the file chose: look at it, then pass allow_imports=True."
         )
     try:
@@ -140,6 +139,6 @@ def _find(reference: JoinerReference, location: object, allow_imports: bool) -> 
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise DatasetFormatError(
-            f"{location}: the joiner {module}.{name} cannot be imported ({error}). Install or correct it. {_FORM}"
+            f"the joiner {module}.{name} cannot be imported ({error}). Install or correct it. {_FORM}"
         ) from error
     return found

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from energon_dali.errors import DatasetError, ShardError
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.subset import Subset
-from energon_dali.plan import Slices
 from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.slices import Slices
 from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.shards.raw_sample import IndexedSample

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from energon_dali.errors import DatasetError, DatasetFormatError
-from energon_dali.metadataset.document import Document
+from energon_dali.metadataset.document import Document, located
 from energon_dali.metadataset.join.columns import ColumnFolder, energon_names, open_columns, own_name
 from energon_dali.metadataset.join.index_file import FIELDS, JoinIndexFile, write_join_index
 from energon_dali.metadataset.reference import SourceReference
@@ -184,7 +184,8 @@ def prepare_joins(joins: Sequence[SourceReference], document: Document, clean: b
     wanted = {}
     for source in joins:
         assert source.join is not None, "only joins are prepared"
-        columns = open_columns(source.join.columns, source.location)
+        with located(source.location):
+            columns = open_columns(source.join.columns)
         wanted[source.join.index_folder / own_name(columns)] = (source, columns)
     foreign = {
         own: StoragePath(own.url.rpartition("/")[0]) / next(energon_names(columns))

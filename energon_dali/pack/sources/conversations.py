@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from energon_dali.errors import ConfigError
 from energon_dali.pack.options import AUTO, PackOptions
-from energon_dali.pack.record import JsonPart, Part, Record, SkipRecord
-from energon_dali.pack.sample_types import make_dataset_config
-from energon_dali.pack.sources.lines import first_rows
-from energon_dali.pack.sources.table import RowSource, key_of, look_up_media
+from energon_dali.pack.record import JsonPart, Part, SkipRecord
+from energon_dali.pack.sources.table import RowSource, first_rows
 from energon_dali.shards.meta.dataset_config import CRUDE
 
 TURNS = ("conversations", "messages", "conversation")
@@ -43,8 +41,8 @@ class ConversationSource(RowSource):
 
     def __init__(self, path: str, options: PackOptions) -> None:
         super().__init__(path, options)
-        self._key = options.columns.get("key")
-        self._fields = {**{field: field for field, _ in _MEDIA}, **_chosen_media(options)}
+        chosen = {role: options.columns[role] for role in ("image", "video", "audio") if role in options.columns}
+        self._fields = {**{field: field for field, _ in _MEDIA}, **chosen}
         self.sample_type = CRUDE if options.sample_type == AUTO else options.sample_type
         if self.sample_type not in (CRUDE, "VQASample"):
             raise ConfigError(
@@ -56,11 +54,10 @@ class ConversationSource(RowSource):
     def describe(self) -> list[str]:
         return [f"Paths are relative to {self._media_root}"]
 
-    def _record(self, row: dict[str, Any], number: int) -> Record:
+    def _parts(self, row: dict[str, Any]) -> list[Part]:
         if not is_conversation(row):
             raise SkipRecord(f"it has none of the lists {', '.join(TURNS)}")
-        parts = [*self._media(row), JsonPart("json", self._document(row))]
-        return Record(key_of(self._key, row, number), parts)
+        return [*self._media(row), JsonPart("json", self._document(row))]
 
     def _media(self, row: dict[str, Any]) -> list[Part]:
         parts: list[Part] = []
@@ -72,9 +69,9 @@ class ConversationSource(RowSource):
                 for index, item in enumerate(value):
                     # Some programs write {"image": {"path": ...}}, others the path alone.
                     path = item.get("path") if isinstance(item, dict) else item
-                    parts.append(look_up_media(self._files, f"{start}{index}.", path))
+                    parts.append(self._look_up(f"{start}{index}.", path))
             else:
-                parts.append(look_up_media(self._files, "", value))
+                parts.append(self._look_up("", value))
         if self.sample_type == "VQASample" and len(parts) != 1:
             raise SkipRecord(f"it has {len(parts)} files, and a VQASample has one image")
         return parts
@@ -97,10 +94,3 @@ class ConversationSource(RowSource):
         for placeholder in _PLACEHOLDERS:
             question = question.replace(placeholder, "")
         return {**row, "question": question.strip(), "answers": said["answer"]}
-
-    def dataset_config(self, part_names: Iterable[str]) -> dict[str, Any]:
-        return make_dataset_config(self.sample_type, part_names)
-
-
-def _chosen_media(options: PackOptions) -> dict[str, str]:
-    return {role: options.columns[role] for role in ("image", "video", "audio") if role in options.columns}

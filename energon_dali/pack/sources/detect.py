@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
-from energon_dali.pack.media import media_kind, suffix_of
+from energon_dali.pack.files import media_kind, suffix_of
 from energon_dali.pack.options import KINDS, PackOptions
+from energon_dali.pack.reading import Source
 from energon_dali.pack.sources.conversations import ConversationSource, is_conversation
 from energon_dali.pack.sources.folder import FolderSource
 from energon_dali.pack.sources.hugging_face import TABLE_SUFFIXES as ARROW_SUFFIXES
 from energon_dali.pack.sources.hugging_face import HuggingFaceSource, is_hugging_face
-from energon_dali.pack.sources.lines import TABLE_SUFFIXES, first_rows
-from energon_dali.pack.sources.source import Source
-from energon_dali.pack.sources.table import TableSource
+from energon_dali.pack.sources.table import TABLE_SUFFIXES, TableSource, first_rows
 from energon_dali.pack.sources.tars import TarSource
 from energon_dali.shards.storage import StoragePath
 

@@ -8,14 +8,12 @@ from typing import Any
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.pack.columns import find_columns
-from energon_dali.pack.files import MediaFolder
+from energon_dali.pack.files import MediaFolder, media_kind, suffix_of
 from energon_dali.pack.keys import clean_key
-from energon_dali.pack.media import media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
-from energon_dali.pack.reading import ReaderSpec
+from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
 from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart
 from energon_dali.pack.sample_types import choose_sample_type, make_dataset_config
-from energon_dali.pack.sources.source import OnSkipped, Source
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath
 

@@ -10,14 +10,11 @@ from typing import Any
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.pack.columns import Columns, find_columns
-from energon_dali.pack.keys import clean_key
-from energon_dali.pack.media import MediaKind, guess_suffix, media_kind, suffix_of
+from energon_dali.pack.files import MediaKind, guess_suffix, media_kind, suffix_of
+from energon_dali.pack.keys import key_of, numbered_key
 from energon_dali.pack.options import PackOptions
-from energon_dali.pack.reading import ReaderSpec, TableFile
+from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source, TableFile
 from energon_dali.pack.record import Record, Row
-from energon_dali.pack.sample_types import make_dataset_config
-from energon_dali.pack.sources.source import OnSkipped, Source
-from energon_dali.pack.sources.table import KEY_DIGITS
 from energon_dali.shards.documents.content import check_inner_path, excerpt, read_content
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage import StoragePath
@@ -55,7 +52,8 @@ class HuggingFaceSource(Source):
         file = TableFile(f"{root}/{self._files[0][0]}")
         self._first = self._files[0][0]
         self._names = list(file.schema.names)
-        self.columns: Columns = _find_columns(file, options)
+        self.columns = _find_columns(file, options)
+        self.sample_type = self.columns.sample_type
 
     def describe(self) -> list[str]:
         splits = sorted({split for _, split in self._files if split})
@@ -74,44 +72,21 @@ class HuggingFaceSource(Source):
                     f"{full} has no column {lacking[0]!r}, and {self._first} has. Pack files with other columns on "
                     "their own."
                 )
-            keys = _Keys(file, self.columns.key)
+            column = self.columns.key
             for block, (rows, size) in enumerate(file.blocks()):
                 average = size // max(1, rows)
+                keys = None if column is None else file.block(block, [column]).column(0).to_pylist()
                 for row in range(rows):
-                    key = keys.key(block, row)
+                    key = numbered_key(number) if keys is None else key_of(keys[row])
                     if key is None:
-                        skipped(f"{path}, row {number}", f"the column {self.columns.key!r} holds no key")
+                        skipped(f"{path}, row {number}", f"the column {column!r} holds no key")
                     else:
-                        key = key or f"{number:0{KEY_DIGITS}d}"
                         yield Record(key, row=Row(path, block, row, average), split_part=split, group=group)
                     number += 1
                 group += 1
 
     def reader(self) -> ReaderSpec:
         return ReaderSpec(self.root, self.root, self._options.allow_outside, self.columns)
-
-    def dataset_config(self, part_names: Iterable[str]) -> dict[str, Any]:
-        return make_dataset_config(self.columns.sample_type, part_names)
-
-
-class _Keys:
-    """The keys of a file's rows, from a column."""
-
-    def __init__(self, file: TableFile, column: str | None) -> None:
-        self._file = file
-        self._column = column
-        self._block = -1
-        self._values: list[Any] = []
-
-    def key(self, block: int, row: int) -> str | None:
-        """Returns the key; "" if there is no key column, None if the column is empty."""
-        if self._column is None:
-            return ""
-        if block != self._block:
-            self._block = block
-            self._values = self._file.block(block, [self._column]).column(0).to_pylist()
-        value = self._values[row]
-        return None if value is None or value == "" or isinstance(value, (dict, list)) else clean_key(str(value))
 
 
 def _find_files(root: str) -> list[tuple[str, str | None]]:

@@ -7,20 +7,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from energon_dali.errors import DatasetError, DatasetFormatError, UntrustedCodeError
+from energon_dali.pack.files import media_kind
 from energon_dali.pack.keys import clean_key
-from energon_dali.pack.media import media_kind
 from energon_dali.pack.options import AUTO, PackOptions
-from energon_dali.pack.reading import ReaderSpec
+from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
 from energon_dali.pack.record import RangePart, Record
 from energon_dali.pack.sample_types import NEEDS, choose_sample_type, make_dataset_config
-from energon_dali.pack.sources.source import OnSkipped, Source
 from energon_dali.shards.index.tar_scan import TarEnd, group_members, scan_tar
 from energon_dali.shards.meta.dataset_config import CRUDE, read_dataset_config
 from energon_dali.shards.meta.info import info_present, read_shard_counts
 from energon_dali.shards.meta.splits import SplitConfig, read_split
 from energon_dali.shards.prepare.split_plan import find_shards
-from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import WindowReader
+from energon_dali.shards.storage import StoragePath, WindowReader
 
 
 class TarSource(Source):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from braceexpand import braceexpand
 
@@ -71,16 +72,14 @@ def _expand(pattern: str) -> list[str]:
         raise ValueError(f"the pattern {_short(pattern)} cannot be expanded: its braces do not match") from error
 
 
+@dataclass(slots=True, eq=False)
 class _Group:
     """An open brace while a pattern is counted."""
 
-    __slots__ = ("alternatives", "product", "start")
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.product = 1
-        self.alternatives = 0
-        """Number of names of the alternatives before the current one."""
+    start: int
+    product: int = 1
+    alternatives: int = 0
+    """Number of names of the alternatives before the current one."""
 
 
 def _count(pattern: str) -> int:

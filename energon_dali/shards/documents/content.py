@@ -1,29 +1,26 @@
-"""Reads files of limited size, shortens their values for messages, and checks the paths that they contain."""
+"""Reads files of limited size, shortens their values for messages, and checks the paths and sizes that they contain."""
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
-from collections.abc import Callable, Collection
-from contextvars import ContextVar
+from collections.abc import Collection
 from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.node_files import read_once
 from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.store import current_scope
 
 MAX_DOCUMENT_BYTES = 128 << 20
 """Largest YAML or JSON file of a dataset; a million shards with long names take 80 MiB."""
 MAX_INDEX_BYTES = 1 << 30
 """Largest index that is read into memory: 128 million offsets."""
-
-CONTENT_READER: ContextVar[Callable[[StoragePath, int], bytes | None] | None] = ContextVar(
-    "energon_dali_content_reader", default=None
-)
-"""Reads remote files in the place of `read_content`; see `opening_files`."""
 
 
 def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes | None:
@@ -37,18 +34,22 @@ def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
         DatasetFormatError: The file is larger.
         StorageError: It cannot be read, or it is not a regular file (a pipe or a device never ends).
     """
-    reader = None if path.is_local else CONTENT_READER.get()
-    return read_stored(path, max_bytes) if reader is None else reader(path, max_bytes)
+    opening = None if path.is_local else current_scope().opening
+    return read_stored(path, max_bytes) if opening is None else opening.read(path, max_bytes)
 
 
 def read_stored(path: StoragePath, max_bytes: int) -> bytes | None:
-    """Returns the content of a file from its storage, in one request; see `read_content`."""
-    try:
-        content = path.read_bytes(max_bytes)
-        if len(content) > max_bytes:
-            raise too_large(path, max(path.size(), len(content)), max_bytes)
-    except FileNotFoundError:
-        return None
+    """Returns the content of a file from its storage, in one request of one process of the node; see `read_content`."""
+
+    def read() -> bytes | None:
+        try:
+            return path.read_bytes(max_bytes)
+        except FileNotFoundError:
+            return None
+
+    content = read() if path.is_local else read_once(f"{path.url} {max_bytes}", read)
+    if content is not None and len(content) > max_bytes:
+        raise too_large(path, max(path.size(), len(content)), max_bytes)
     return content
 
 
@@ -147,3 +148,54 @@ def check_inner_paths(names: Collection[str]) -> None:
     ):
         for name in names:
             check_inner_path(name)
+
+
+# Sizes as people write them: 500GB, 1TiB, 64 MiB.
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", 1)},
+    **{prefix: 1000**power for power, prefix in enumerate("KMGTP", 1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+    **{f"{prefix}I": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+}
+_LETTERS = frozenset("KMGTP")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: int | float | str, name: str = "size", *, binary_letters: bool = False) -> int:
+    """Returns a size in bytes.
+
+    Args:
+        size: A number of bytes, or text such as "500GB" and "500G" (powers of 1000) or "1TiB" (powers of 1024).
+        name: Of the setting, for the message.
+        binary_letters: Take a single letter, as in "2G", for a power of 1024.
+
+    Raises:
+        ConfigError: It is not a size, or less than one byte.
+    """
+    number: float | int | None = None
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        letters = match[2].upper() if match else ""
+        unit = _UNITS.get(f"{letters}I" if binary_letters and letters in _LETTERS else letters)
+        if match is not None and unit is not None:
+            number = int(match[1]) * unit if match[1].isdigit() else float(match[1]) * unit
+    elif isinstance(size, (int, float)) and not isinstance(size, bool):
+        number = size
+    if number is None or not math.isfinite(number) or number < 1:
+        raise ConfigError(
+            f"{name}={size!r} is not a size: give a number of bytes, or text such as '500GB' (powers of 1000) or "
+            "'1TiB' (powers of 1024)."
+        )
+    return int(number)
+
+
+def show_bytes(size: float) -> str:
+    """Returns a size for people: 1.5 GiB."""
+    value = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
-from energon_dali.shards.documents.content import CONTENT_READER, MAX_DOCUMENT_BYTES, read_stored, too_large
+from energon_dali.shards.documents.content import MAX_DOCUMENT_BYTES, read_stored, too_large
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.store import ReadScope, current_scope, read_scope
+from energon_dali.shards.storage.request_pool import RequestPool
+from energon_dali.shards.storage.store import current_scope, read_scope
 
 T = TypeVar("T")
 
@@ -48,21 +47,20 @@ class Opening:
     """Fetches announced files by threads; made by `opening_files`."""
 
     def __init__(self) -> None:
-        outer = current_scope()
-        # A loader's own scope ends with the loader; any other is ended here, so that nothing waits for retries.
-        self._scope = outer if outer.outlasts_stores else ReadScope(outer.policy, outlasts_stores=False)
         self._change = threading.Condition()
         self._found: dict[StoragePath, Future[bytes | None]] = {}
         self._untaken: set[StoragePath] = set()
         self._untaken_bytes = self._kept_bytes = 0
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._requests, self._tasks = RequestPool(requests_in_flight=REQUESTS), RequestPool(requests_in_flight=TASKS)
+        for pool in (self._requests, self._tasks):
+            pool.join(self)
         self._closed = False
 
     def ahead(self, wanted: Iterable[Wanted]) -> None:
         """Announces files in the order in which they will be needed; local ones are left out."""
         for item in wanted:
             if not (item.paths[0].is_local or self._closed):
-                self._submit("energon-dali-fetch", REQUESTS, partial(self._work, item))
+                self._requests.submit(0, self._work, item)
 
     def later(self, function: Callable[[], T], *, is_local: bool) -> Callable[[], T]:
         """Returns a function that returns what `function` returns, or raises what it raises.
@@ -75,14 +73,7 @@ class Opening:
         """
         if is_local or self._closed:
             return function
-        return self._submit("energon-dali-open", TASKS, function).result
-
-    def _submit(self, name: str, threads: int, function: Callable[[], T]) -> Future[T]:
-        """Runs a function in one of some threads, in the scope of this opening."""
-        pool = self._pools.get(name)
-        if pool is None:
-            pool = self._pools[name] = ThreadPoolExecutor(threads, name)
-        return pool.submit(copy_context().run, self._in_scope, function)
+        return self._tasks.submit(0, function).result
 
     def read(self, path: StoragePath, max_bytes: int) -> bytes | None:
         """Returns the content of a file, None if there is none; see `read_content`."""
@@ -94,7 +85,7 @@ class Opening:
             if found is None:
                 found = self._found[path] = Future()
         if mine:
-            self._fetch(path, found, max_bytes)
+            self._fetch(path, found, max(max_bytes, MAX_DOCUMENT_BYTES))  # another caller may allow more
         content = found.result()
         if content is not None:
             self._take(path, len(content))
@@ -109,14 +100,8 @@ class Opening:
             self._change.notify_all()
             for found in self._found.values():
                 found.cancel()  # unless it is being read
-        if self._scope is not current_scope():
-            self._scope.cancel()
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _in_scope(self, function: Callable[[], T]) -> T:
-        with read_scope(self._scope):
-            return function()
+        for pool in (self._requests, self._tasks):
+            pool.leave(self)
 
     def _work(self, wanted: Wanted) -> None:
         """Fetches an announced file, and those that follow from it, as soon as there is room for what they hold."""
@@ -173,21 +158,19 @@ class Opening:
             self._change.notify_all()
 
 
-_CURRENT: ContextVar[Opening | None] = ContextVar("energon_dali_opening", default=None)
-
-
 @contextmanager
 def opening_files() -> Iterator[Opening]:
     """Context manager in which `read_content` finds files that were announced; a nested one is the outer one."""
-    outer = _CURRENT.get()
-    if outer is not None:
-        yield outer
+    outer = current_scope()
+    if outer.opening is not None:
+        yield outer.opening
         return
     opening = Opening()
-    current, reader = _CURRENT.set(opening), CONTENT_READER.set(opening.read)
+    scope = outer.while_opening(opening)
     try:
-        yield opening
+        with read_scope(scope):
+            yield opening
     finally:
-        CONTENT_READER.reset(reader)
-        _CURRENT.reset(current)
         opening.close()
+        if not scope.outlasts_stores:  # that of a loader ends with the loader; here, nothing waits for retries any more
+            scope.cancel()

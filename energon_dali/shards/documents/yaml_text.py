@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -85,19 +86,17 @@ def _copied(value: Any) -> Any:
     return [_copied(inner) for inner in value] if type(value) is list else value
 
 
+@dataclass(slots=True, eq=False)
 class _Open:
     """A mapping or list that is being read."""
 
-    __slots__ = ("anchor", "first", "is_mapping", "key", "key_line", "keys", "value")
-
-    def __init__(self, value: dict[str, Any] | list[Any], keys: Keys, anchor: str | None, first: int) -> None:
-        self.value: Any = value
-        self.is_mapping = isinstance(value, dict)
-        self.keys = keys
-        self.anchor = anchor
-        self.first = first
-        self.key: str | None = None
-        self.key_line = 0
+    value: Any
+    keys: Keys
+    anchor: str | None
+    first: int
+    is_mapping: bool
+    key: str | None = None
+    key_line: int = 0
 
 
 class _Builder:
@@ -180,7 +179,8 @@ class _Builder:
             raise self._error(event, "a key is not text. Write text, such as `name: value`")
         if len(self._open) >= MAX_DEPTH:
             raise self._error(event, _TOO_DEEP)
-        self._open.append(_Open(value, self._put(value, event, None), event.anchor, self._values - 1))
+        keys = self._put(value, event, None)
+        self._open.append(_Open(value, keys, event.anchor, self._values - 1, isinstance(value, dict)))
 
     def _put(self, value: Any, event: Any, anchor: str | None) -> Keys:
         """Adds a value to its container, and returns the path to it if lines are recorded."""

@@ -37,8 +37,9 @@ from energon_dali.shards.index.scattered_extents import ScatteredExtents, even_s
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.node_files import NodeReader
 from energon_dali.shards.storage.protocols import RangeReader
+from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
 from energon_dali.shards.storage.retry import with_retries
 
 MAGIC = b"EDEXT001"
@@ -143,7 +144,7 @@ class ExtentFile:
 
     def __init__(self, path: StoragePath) -> None:
         self.path = path
-        self._reader: RangeReader = path.open()
+        self._reader: RangeReader = path.open() if path.is_local else NodeReader(path)
         header = self._reader.read_at(0, _HEADER.size)
         if len(header) < _HEADER.size or header[:8] != MAGIC:
             self._reader.close()
@@ -299,9 +300,8 @@ class _LocalCopy:
                 end = last
             asked.update(numbers)
             requests.append((start, end - start, numbers))
-        for error in call_together(lambda number: self._fetch(*requests[number]), range(len(requests))).values():
-            if error is not None:
-                raise error
+        for _ in map_in_threads(lambda request: self._fetch(*request), requests, CALLS_AT_ONCE):
+            pass
 
     def _fetch(self, start: int, size: int, numbers: list[int]) -> None:
         data = self._reader.read_at(start, size)

@@ -19,7 +19,7 @@ from energon_dali.shards.index.sqlite_index import SqliteIndex
 from energon_dali.shards.index.tar_index import extents_of_tar
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.parallel_calls import call_together
+from energon_dali.shards.storage.request_pool import call_together
 
 EXTENTS_NAME = "extents.bin"
 SQLITE_NAME = "index.sqlite"
@@ -58,7 +58,7 @@ class ExtentIndex:
         self._sqlite: SqliteIndex | None = None
         self._source: Source | None = None
         self._cache: OrderedDict[int, ShardExtents] = OrderedDict()
-        self._scanned: dict[int, ShardExtents | Exception] = {}
+        self._scanned: dict[int, ShardExtents] = {}
 
     @property
     def source(self) -> Source:
@@ -97,10 +97,7 @@ class ExtentIndex:
             assert self._sqlite is not None
             found = self._sqlite.shard(index, name)
         else:
-            scanned = self._scanned.pop(index, None)
-            if isinstance(scanned, Exception):
-                raise scanned
-            found = extents_of_tar(self.root, name) if scanned is None else scanned
+            found = self._scanned.pop(index, None) or extents_of_tar(self.root, name)
         if found.num_samples != self.shard_counts[name]:
             raise DatasetFormatError(
                 f"{self.root}: {name} has {found.num_samples} samples according to its index ({source}) and "
@@ -124,7 +121,9 @@ class ExtentIndex:
             self._file.fetch(indices)
         elif self.source == "tar" and not self.root.is_local:
             missing = [index for index in indices if index not in self._cache]
-            self._scanned = call_together(lambda index: extents_of_tar(self.root, self._names[index]), missing)
+            found = call_together(lambda index: extents_of_tar(self.root, self._names[index]), missing)
+            # A damaged shard is scanned again, and is an error, when it is asked for.
+            self._scanned = {index: one for index, one in found.items() if isinstance(one, ShardExtents)}
 
     def release_pages(self) -> None:
         """Gives back the pages of a memory-mapped index that were touched, so that they do not count as memory of this

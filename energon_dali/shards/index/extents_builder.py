@@ -4,47 +4,17 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable
 
 from energon_dali.errors import ShardError
 from energon_dali.shards.index.extents import COLUMNS, MAX_SHARD_BYTES, PartFacts, ShardExtents
-from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
+from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES, PartMember, ReadAt, TarEnd, group_members, scan_tar
 
 MAX_KEYS_BYTES = (1 << 32) - 1
 """Size limit of all keys of a shard together: where each begins is stored in 32 bits."""
 
 
-class NameTable:
-    """Numbers names in the order of their first use.
-
-    Args:
-        limit: Maximum number of names.
-        what: What they name, for the message.
-        names: Names that are known from the start.
-    """
-
-    def __init__(self, limit: int, what: str, names: list[str] | None = None) -> None:
-        self.names: list[str] = list(names or [])
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        self._limit = limit
-        self._what = what
-
-    def number(self, name: str) -> int:
-        """Returns the number of a name, new or known.
-
-        Raises:
-            ShardError: There are too many different names.
-        """
-        number = self._numbers.get(name)
-        if number is None:
-            number = len(self.names)
-            if number >= self._limit:
-                raise ShardError(
-                    f"More than {self._limit} different {self._what}, the last one {name!r}. The name of a part "
-                    "is what follows the first dot of a file name: write samples as KEY.PART with few different PARTs."
-                )
-            self._numbers[name] = number
-            self.names.append(name)
-        return number
+MAX_PART_NAMES, MAX_FORMATS = 1 << 16, 1 << 8
 
 
 class ExtentsBuilder:
@@ -57,8 +27,10 @@ class ExtentsBuilder:
     def __init__(self, shard: str) -> None:
         assert sys.byteorder == "little", "the index is little-endian, like all machines that this package supports"
         self.shard = shard
-        self.names = NameTable(1 << 16, "part names")
-        self.formats = NameTable(1 << 8, "media formats", [""])
+        self.names: dict[str, int] = {}
+        """Part names with their numbers."""
+        self.formats = {"": 0}
+        """Formats of media with their numbers."""
         self.columns = {name: array(code) for name, code in COLUMNS}
         self.keys = bytearray()
         self.num_samples = 0
@@ -98,26 +70,32 @@ class ExtentsBuilder:
                 self.shard,
             )
         columns = self.columns
-        columns["part_name"].append(self._name_number(name))
+        columns["part_name"].append(self._number(self.names, name, MAX_PART_NAMES, "part names"))
         columns["part_block"].append(block)
         columns["part_size"].append(size)
-        columns["part_format"].append(0 if facts is None else self.formats.number(facts.format))
+        number = 0 if facts is None else self._number(self.formats, facts.format, MAX_FORMATS, "media formats")
+        columns["part_format"].append(number)
         columns["part_width"].append(0 if facts is None else facts.width)
         columns["part_height"].append(0 if facts is None else facts.height)
 
-    def _name_number(self, name: str) -> int:
-        """Returns the number of a part name.
+    def _number(self, known: dict[str, int], name: str, limit: int, what: str) -> int:
+        """Returns the number of a name: names are numbered in the order of their first use.
 
         Raises:
             ShardError: There are too many different names, or this one is not valid UTF-8.
         """
-        known = len(self.names.names)
-        number = self.names.number(name)
-        if number == known:
+        number = known.get(name)
+        if number is None:
+            if len(known) >= limit:
+                raise ShardError(
+                    f"More than {limit} different {what}, the last one {name!r}. The name of a part is what follows "
+                    "the first dot of a file name: write samples as KEY.PART with few different PARTs."
+                )
             try:
                 name.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise self._not_text("part", name) from error
+            number = known[name] = len(known)
         return number
 
     def _not_text(self, what: str, name: str) -> ShardError:
@@ -143,6 +121,34 @@ class ExtentsBuilder:
             self.num_samples,
             len(self.columns["part_size"]),
             shard_bytes,
-            self.names.names,
-            self.formats.names,
+            list(self.names),
+            list(self.formats),
         )
+
+
+def scan_extents(
+    read_at: ReadAt, size: int, shard: str, describe: Callable[[PartMember], PartFacts | None] | None = None
+) -> tuple[ExtentsBuilder, list[int]]:
+    """Scans the headers of a tar, and returns (its extents, where each sample begins and the last one ends).
+
+    Args:
+        read_at: Reads the file.
+        size: Size of the file in bytes.
+        shard: Name of the shard, for messages.
+        describe: Returns what the header of a part says, if it is looked at.
+
+    Raises:
+        ShardError: The tar is damaged, or cannot be indexed.
+    """
+    builder = ExtentsBuilder(shard)
+    starts: list[int] = []
+    for part in group_members(scan_tar(read_at, size, shard)):
+        if isinstance(part, TarEnd):
+            starts.append(part.offset)
+            break
+        if part.new_sample:
+            builder.add_sample(part.key)
+            starts.append(part.member.offset)
+        facts = None if describe is None else describe(part)
+        builder.add_part(part.part, part.member.content_offset, part.member.size, facts)
+    return builder, starts

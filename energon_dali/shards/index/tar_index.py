@@ -10,10 +10,8 @@ import numpy.typing as npt
 from energon_dali.errors import DatasetFormatError, ShardError
 from energon_dali.shards.documents.content import MAX_INDEX_BYTES, read_content
 from energon_dali.shards.index.extents import ShardExtents
-from energon_dali.shards.index.extents_builder import ExtentsBuilder
-from energon_dali.shards.index.tar_scan import TarEnd, group_members, scan_tar
-from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import WindowReader
+from energon_dali.shards.index.extents_builder import scan_extents
+from energon_dali.shards.storage import StoragePath, WindowReader
 
 
 def tar_index_path(root: StoragePath, shard: str) -> StoragePath:
@@ -67,18 +65,9 @@ def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
         reader = (root / shard).open()
     except FileNotFoundError as error:
         raise missing_shard(root, shard) from error
-    builder = ExtentsBuilder(shard)
-    starts: list[int] = []
     try:
         read_at = reader.read_at if root.is_local else WindowReader(reader).read_at
-        for part in group_members(scan_tar(read_at, reader.size, shard)):
-            if isinstance(part, TarEnd):
-                starts.append(part.offset)
-                break
-            if part.new_sample:
-                builder.add_sample(part.key)
-                starts.append(part.member.offset)
-            builder.add_part(part.part, part.member.content_offset, part.member.size)
+        builder, starts = scan_extents(read_at, reader.size, shard)
     finally:
         reader.close()
     if starts[1:-1] != expected[1:-1] or len(starts) != len(expected):

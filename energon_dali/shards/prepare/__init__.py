@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from energon_dali.shards.prepare.dataset import prepare_dataset
-from energon_dali.shards.prepare.index_writer import PrepareResult
+from energon_dali.shards.prepare.dataset import PrepareResult, prepare_dataset
 from energon_dali.shards.prepare.shard_job import UnreadablePart
 
 __all__ = ["PrepareResult", "UnreadablePart", "prepare_dataset"]

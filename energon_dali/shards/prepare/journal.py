@@ -1,10 +1,9 @@
 """What an interrupted `prepare` has found, kept on local disk, so that the next run continues from there.
 
 The file belongs to one dataset and one way of scanning it. It begins with a line that names both; records follow, one
-per shard:
+line per shard:
 
-    "SCAN" | size of the JSON u32 | size of the columns u64 | size of the starts u64 | BLAKE2b of the rest, 16 bytes
-    | JSON | columns | starts as int64
+    BLAKE2b of the rest, 32 digits | [shard, version] as JSON | ShardScan as JSON, its columns in base64
 
 A record is used only if its digest is right, its extents are valid, and the shard still has the size and the version
 (ETag, or the time of its last change) that it had when it was scanned. A record that is cut off ends the file.
@@ -12,19 +11,18 @@ A record is used only if its digest is right, its extents are valid, and the sha
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import json
 import logging
 import os
 import pickle
-import struct
 import time
-from array import array
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from energon_dali import __version__
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, UnreadablePart
@@ -32,15 +30,13 @@ from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, Unreadabl
 KEPT_SECONDS = 30 * 24 * 3600.0
 """Journals of preparations that were never finished are removed after this time."""
 
-_MAGIC = b"SCAN"
-_HEADER = struct.Struct("<4sIQQ16s")
 _log = logging.getLogger(__name__)
 
 
-def work_folder() -> Path:
-    """Returns the folder of unfinished work: `energon-dali/prepare` in the user's cache."""
+def cache_folder(purpose: str) -> Path:
+    """Returns the folder for what a command keeps for its next run: `energon-dali/PURPOSE` in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "energon-dali" / "prepare"
+    return Path(cache) / "energon-dali" / purpose
 
 
 class Journal:
@@ -66,19 +62,10 @@ class Journal:
         """Keeps what was found in a shard; a full disk ends the keeping, not the preparation."""
         if self._file is None or scan.error or not scan.version or scan.shard in self._records:
             return
-        names = ("shard", "version", "part_names", "formats", "num_samples", "num_parts", "shard_bytes", "media")
-        facts: dict[str, Any] = {name: getattr(scan, name) for name in names}
-        facts["unreadable"] = [asdict(bad) for bad in scan.unreadable]
-        body = json.dumps(facts).encode()
-        starts = array("q", scan.starts).tobytes()
-        digest = hashlib.blake2b(body, digest_size=16)
-        digest.update(scan.section)
-        digest.update(starts)
+        content = json.dumps([scan.shard, scan.version]) + "\t" + json.dumps(asdict(scan), default=_encoded)
         try:
             self._file.seek(0, os.SEEK_END)
-            header = _HEADER.pack(_MAGIC, len(body), len(scan.section), len(starts), digest.digest())
-            for piece in (header, body, scan.section, starts):
-                self._file.write(piece)
+            self._file.write(f"{_digest(content.encode())}\t{content}\n".encode())
             self._file.flush()
         except OSError as error:
             _log.warning("What was found is no longer kept for a later run: %s.", error)
@@ -89,18 +76,16 @@ class Journal:
         try:
             assert self._file is not None, "it is open as long as it has records"
             self._file.seek(self._records[shard][1])
-            _, body_size, section_size, starts_size, digest = _HEADER.unpack(self._file.read(_HEADER.size))
-            content = self._file.read(body_size + section_size + starts_size)
-            if hashlib.blake2b(content, digest_size=16).digest() != digest:
+            digest, _, content = self._file.readline().rstrip(b"\n").partition(b"\t")
+            if _digest(content) != digest.decode():
                 return None
-            facts = json.loads(content[:body_size])
+            facts = json.loads(content.partition(b"\t")[2])
+            facts["section"] = base64.b64decode(facts["section"])
             facts["unreadable"] = [UnreadablePart(**bad) for bad in facts["unreadable"]]
             facts["media"] = [tuple(row) for row in facts["media"]]
-            starts = array("q")
-            starts.frombytes(content[body_size + section_size :])
-            scan = ShardScan(**facts, section=content[body_size : body_size + section_size], starts=starts.tolist())
+            scan = ShardScan(**facts)
             scan.extents.check()
-        except (OSError, ValueError, TypeError, KeyError, struct.error, AssertionError):
+        except (OSError, ValueError, TypeError, KeyError, AssertionError):
             return None
         return scan if scan.shard == shard and len(scan.starts) == scan.num_samples + 1 else None
 
@@ -120,23 +105,25 @@ class Journal:
     def _read(self) -> None:
         """Finds the records, and cuts off what follows the last whole one."""
         assert self._file is not None, "it was just opened"
-        size = os.fstat(self._file.fileno()).st_size
-        while True:
-            offset = self._file.tell()
-            header = self._file.read(_HEADER.size)
-            if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                break
-            _, body_size, section_size, starts_size, _ = _HEADER.unpack(header)
-            end = offset + _HEADER.size + body_size + section_size + starts_size
-            if end > size:
-                break
+        offset = self._file.tell()
+        for line in self._file:
             try:
-                facts = json.loads(self._file.read(body_size))
-                self._records[str(facts["shard"])] = (str(facts["version"]), offset)
-            except (ValueError, TypeError, KeyError):
+                shard, version = json.loads(line.split(b"\t", 2)[1])
+            except (ValueError, IndexError):
                 break
-            self._file.seek(end)
+            if not line.endswith(b"\n"):
+                break
+            self._records[str(shard)] = str(version), offset
+            offset += len(line)
         self._file.truncate(offset)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _encoded(columns: bytes) -> str:
+    return base64.b64encode(columns).decode()
 
 
 def open_journal(job: ShardJob) -> Journal | None:
@@ -145,7 +132,7 @@ def open_journal(job: ShardJob) -> Journal | None:
     Args:
         job: What to do with each shard; a journal of another job is not used.
     """
-    folder = work_folder()
+    folder = cache_folder("prepare")
     try:
         fingerprint = hashlib.blake2b(pickle.dumps(job, protocol=4), digest_size=16).hexdigest()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

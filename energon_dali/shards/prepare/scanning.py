@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from energon_dali.errors import ConfigError
 from energon_dali.shards.prepare.journal import Journal, open_journal
@@ -16,8 +17,10 @@ from energon_dali.shards.prepare.parallel import (
     useful_workers,
     workers_worthwhile,
 )
-from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, ShardTask, index_shard
+from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, index_shard
 
+ShardTask: TypeAlias = tuple[str, str | None]
+"""A shard to scan, and its version if that is already known."""
 KEPT_BYTES = 256 << 20
 """What is found in local shards of less than this in all is not kept for a later run: scanning takes seconds."""
 MOST_WINDOWS_AHEAD = 8
@@ -75,7 +78,7 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
 
 
 def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: Journal | None) -> Iterator[ShardScan]:
-    tasks = [ShardTask(name, None if journal is None else journal.version(name)) for name in names]
+    tasks = [(name, None if journal is None else journal.version(name)) for name in names]
     scan_all = partial(
         map_in_order,
         killed=_killed,
@@ -95,17 +98,15 @@ def _scan_somewhere(
 ) -> Iterator[ShardScan]:
     """Yields the scans, and chooses where to make them."""
     if options.ray_address is not None:
-        from energon_dali.shards.prepare.on_ray import RayRunner  # lazy: ray is an extra
-
-        yield from scan_all(partial(index_shard, job), tasks, 1, run=RayRunner(options.ray_address))
+        yield from scan_all(partial(_index, job), tasks, 1, ray_address=options.ray_address)
         return
     if job.root.is_local:
-        num_workers = useful_workers(job.root, [task.shard for task in tasks], options.num_workers)
-        yield from scan_all(partial(index_shard, job), tasks, num_workers)
+        num_workers = useful_workers(job.root, [shard for shard, _ in tasks], options.num_workers)
+        yield from scan_all(partial(_index, job), tasks, num_workers)
         return
     in_flight = options.shards_in_flight
     ahead = in_flight // max(1, len(tasks)) - 1
-    scan_one = partial(index_shard, replace(job, windows_ahead=max(0, min(ahead, MOST_WINDOWS_AHEAD))))
+    scan_one = partial(_index, replace(job, windows_ahead=max(0, min(ahead, MOST_WINDOWS_AHEAD))))
     # The first shards say how large all are, and so how many processes are worth their start.
     first = tasks[:in_flight] if options.num_workers > 1 else tasks
     size = 0
@@ -119,5 +120,9 @@ def _scan_somewhere(
         yield from scan_all(scan_one, rest, num_workers, threads=-(-in_flight // num_workers))
 
 
+def _index(job: ShardJob, task: ShardTask) -> ShardScan:
+    return index_shard(job, *task)
+
+
 def _killed(task: ShardTask, end: str) -> ShardScan:
-    return ShardScan(task.shard, error=killed_message(task, end))
+    return ShardScan(task[0], error=killed_message(task[0], end))

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Protocol
 
 from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
 from energon_dali.shards.index.extent_file import pack_names
 from energon_dali.shards.index.extents import PartFacts, ShardExtents
-from energon_dali.shards.index.extents_builder import ExtentsBuilder
+from energon_dali.shards.index.extents_builder import scan_extents
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
 from energon_dali.shards.index.tar_index import missing_shard
-from energon_dali.shards.index.tar_scan import PartMember, TarEnd, group_members, scan_tar
+from energon_dali.shards.index.tar_scan import PartMember, ReadAt
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.protocols import RangeReader
 
@@ -105,69 +106,39 @@ class ShardScan:
                 yield tar, sample, name, offset, size
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTask:
-    """A shard to scan."""
+def index_shard(job: ShardJob, shard: str, known_version: str | None = None) -> ShardScan:
+    """Returns what a shard holds; a shard that cannot be used has an `error`.
 
-    shard: str
-    """Its path in the dataset."""
-    known_version: str | None = None
-    """The version that is already known; if the shard has it, it is not scanned."""
-
-    def __str__(self) -> str:
-        return self.shard
-
-
-def index_shard(job: ShardJob, task: str | ShardTask) -> ShardScan:
-    """Returns what a shard holds; a shard that cannot be used has an `error`."""
-    task = ShardTask(task) if isinstance(task, str) else task
+    Args:
+        job: What to do with it.
+        shard: Its path in the dataset.
+        known_version: The version that is already known; if the shard has it, it is not scanned.
+    """
     try:
-        return _index_shard(job, task)
+        return _index_shard(job, shard, known_version)
     except (DatasetError, StorageError) as error:
-        return ShardScan(task.shard, error=str(error))
+        return ShardScan(shard, error=str(error))
 
 
-def _index_shard(job: ShardJob, task: ShardTask) -> ShardScan:
-    shard = task.shard
+def _index_shard(job: ShardJob, shard: str, known_version: str | None) -> ShardScan:
     try:
         size, version = _version_of(job.root / shard)
-        if version == task.known_version:
+        if version == known_version:
             return ShardScan(shard, shard_bytes=size or 0, version=version, is_known=True)
         reader = (job.root / shard).open(size)
     except FileNotFoundError as error:
         raise missing_shard(job.root, shard) from error
-    builder = ExtentsBuilder(shard)
     scan = ShardScan(shard, shard_bytes=reader.size, version=version)
-    parts_seen: set[str] = set()
     streamed = None if job.root.is_local else StreamedReader(reader, job.windows_ahead)
     try:
         read_at = reader.read_at if streamed is None else streamed.read_at
-        for part in group_members(scan_tar(read_at, reader.size, shard)):
-            if isinstance(part, TarEnd):
-                scan.starts.append(part.offset)
-                break
-            member = part.member
-            if part.new_sample:
-                builder.add_sample(part.key)
-                scan.starts.append(member.offset)
-                parts_seen.clear()
-            if part.part in parts_seen:
-                raise ShardError(
-                    f"{job.root / shard} holds the part {part.part!r} of the sample {part.key!r} twice. A sample has "
-                    "one part of each name: write the shard again, with another name for one of the two.",
-                    shard,
-                )
-            parts_seen.add(part.part)
-            facts = None
-            if job.check_part is not None or job.describe_media is not None:
-                facts = _inspect(job, scan, part, _Content(read_at, member.content_offset, member.size))
-            builder.add_part(part.part, member.content_offset, member.size, facts)
+        builder, scan.starts = scan_extents(read_at, reader.size, shard, _Inspection(job, scan, read_at))
     finally:
         if streamed is not None:
             streamed.close()
         reader.close()
     scan.section = builder.section()
-    scan.part_names, scan.formats = builder.names.names, builder.formats.names
+    scan.part_names, scan.formats = list(builder.names), list(builder.formats)
     scan.num_samples, scan.num_parts = builder.num_samples, len(builder.columns["part_size"])
     if scan.num_samples == 0:
         scan.error = (
@@ -192,35 +163,43 @@ def _version_of(path: StoragePath) -> tuple[int | None, str]:
     return size, f"{size} {tag}" if tag else ""
 
 
-class _Content:
-    """The content of a member, read once, on first use."""
+@dataclass(slots=True)
+class _Inspection:
+    """Looks at the parts of a shard in their order, and adds what it finds to the scan."""
 
-    __slots__ = ("_data", "_offset", "_read_at", "_size")
+    job: ShardJob
+    scan: ShardScan
+    read_at: ReadAt
+    seen: set[str] = field(default_factory=set)
+    """Names of the parts of the sample."""
 
-    def __init__(self, read_at: Callable[[int, int], bytes], offset: int, size: int) -> None:
-        self._read_at, self._offset, self._size = read_at, offset, size
-        self._data: bytes | None = None
-
-    def __call__(self) -> bytes:
-        if self._data is None:
-            self._data = self._read_at(self._offset, self._size)
-        return self._data
-
-
-def _inspect(job: ShardJob, scan: ShardScan, part: PartMember, content: _Content) -> PartFacts | None:
-    facts = None
-    if job.check_part is not None:
-        try:
-            facts = job.check_part(part.part, content)
-        except DecodeError as error:
-            scan.unreadable.append(UnreadablePart(scan.shard, part.key, part.part, str(error)))
-            return None  # a part that cannot be parsed is not described
-    if job.describe_media is not None:
-        name = f"{part.key}.{part.part}"
-        described = job.describe_media(name, content)
-        if described is not None:
-            scan.media.append((name, *described))
-    return facts
+    def __call__(self, part: PartMember) -> PartFacts | None:
+        job, scan, member = self.job, self.scan, part.member
+        if part.new_sample:
+            self.seen.clear()
+        if part.part in self.seen:
+            raise ShardError(
+                f"{job.root / scan.shard} holds the part {part.part!r} of the sample {part.key!r} twice. A sample has "
+                "one part of each name: write the shard again, with another name for one of the two.",
+                scan.shard,
+            )
+        self.seen.add(part.part)
+        if job.check_part is None and job.describe_media is None:
+            return None
+        facts = None
+        content = cache(partial(self.read_at, member.content_offset, member.size))  # read once, on first use
+        if job.check_part is not None:
+            try:
+                facts = job.check_part(part.part, content)
+            except DecodeError as error:
+                scan.unreadable.append(UnreadablePart(scan.shard, part.key, part.part, str(error)))
+                return None  # a part that cannot be parsed is not described
+        if job.describe_media is not None:
+            name = f"{part.key}.{part.part}"
+            described = job.describe_media(name, content)
+            if described is not None:
+                scan.media.append((name, *described))
+        return facts
 
 
 WHOLE_BYTES = 4 << 20

@@ -2,44 +2,36 @@
 
 The environment is enough for the usual cases. botocore, if it is installed, adds what only it supports: profiles, SSO,
 assumed roles and processes that print credentials. Without it, obstore itself asks for web identity, container and
-instance credentials.
+instance credentials. obstore's own provider for botocore would replace a few lines of this module, but needs boto3, and
+takes all credentials for valid for half an hour.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from energon_dali.errors import StorageError
-from energon_dali.shards.storage.access import Access
-from energon_dali.shards.storage.redirects import stay_on
+import urllib3
 
-VARIABLES = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AWS_PROFILE",
-    "AWS_DEFAULT_PROFILE",
-    "AWS_CONFIG_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_SKIP_SIGNATURE",
-    "AWS_NO_SIGN_REQUEST",
-    "AWS_CA_BUNDLE",
-)
-"""Environment variables that tell stores apart: a store that was opened with other values is not used again."""
+from energon_dali.errors import StorageError
+from energon_dali.shards.storage.access import Access, is_set, stay_on
 
 CHECK_SECONDS = 60.0
 """Credentials that may expire are checked this often; botocore renews them minutes before they do."""
 
+_EARLY_SECONDS = 300.0
+"""obstore asks for new credentials this long before the old ones expire."""
 _HOW_TO_SET = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket set AWS_SKIP_SIGNATURE=true."
 )
+_REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>")
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired")
+"""Codes of S3 for credentials that are no longer valid."""
 
 Keys = tuple[str, str, str | None]
 """(access key, secret key, session token)."""
@@ -49,14 +41,25 @@ class S3Access(Access):
     """How one bucket is reached, and with which credentials.
 
     Args:
-        bucket: Its name.
+        name: Name of the bucket.
 
     Raises:
         StorageError: There are no credentials, or the profile does not exist.
     """
 
-    def __init__(self, bucket: str) -> None:
-        self._bucket = bucket
+    variables = ("AWS_",)
+    how_to_set = (
+        "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and AWS_ENDPOINT_URL and AWS_REGION."
+    )
+    where_it_is = (
+        "Set AWS_REGION to the region of the bucket, or AWS_ENDPOINT_URL to the server that has it; for a public "
+        "bucket set AWS_SKIP_SIGNATURE=true."
+    )
+
+    _services: Mapping[str, Any] = {}
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self._region: str | None = None
         """The region that the server named."""
         self._read()
@@ -64,61 +67,55 @@ class S3Access(Access):
     def _read(self) -> None:
         """Reads the environment and the files of the AWS tools again."""
         environment = os.environ
-        self._anonymous = any(
-            environment.get(name, "").lower() in ("1", "true", "yes", "on")
-            for name in ("AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST")
-        )
+        self._anonymous = is_set("AWS_SKIP_SIGNATURE") or is_set("AWS_NO_SIGN_REQUEST")
         self._keys = _environment_keys(environment)
         self._renewable: Any = None
         needs_keys = not self._anonymous and self._keys is None
-        session = _session(self._bucket) if needs_keys or _has_files(environment) else None
+        session = _session(self._name) if needs_keys or _has_files(environment) else None
         self._config: Mapping[str, Any] = {}
         if session is None:
             if needs_keys and (_profile(environment) or os.path.exists(_credentials_file(environment))):
                 raise StorageError(
-                    f"The credentials of s3://{self._bucket} are in a profile, and reading profiles needs boto3. Run "
+                    f"The credentials of s3://{self._name} are in a profile, and reading profiles needs boto3. Run "
                     "`pip install boto3`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
                 )
             return
-        with _explaining(self._bucket):
+        with _explaining(self._name):
             self._config = session.get_scoped_config()
             if needs_keys:
                 self._renewable = session.get_credentials()
         self._services = _service_settings(session, self._config)
         if needs_keys:
             if self._renewable is None:
-                raise StorageError(f"There are no credentials for s3://{self._bucket}. {_HOW_TO_SET}")
+                raise StorageError(f"There are no credentials for s3://{self._name}. {_HOW_TO_SET}")
             self._keys = self._frozen()
 
-    _services: Mapping[str, Any] = {}
-
-    @property
-    def check_seconds(self) -> float:
-        """After how many seconds `renew` is to be called."""
-        return CHECK_SECONDS if self._renewable is not None else float("inf")
-
-    def renew(self, refused: bool) -> bool:
-        """Looks for newer credentials; returns whether there are any.
-
-        Args:
-            refused: The server refused the current ones, so that everything is read again.
-
-        Raises:
-            StorageError: There are none.
-        """
+    def renew(self) -> bool:
         before = self._keys
-        if refused:
-            self._read()
-        elif self._renewable is not None:
-            self._keys = self._frozen()
+        self._read()
         return self._keys != before
 
-    def move_to(self, region: str) -> bool:
-        """Uses another region; returns False if it is the current one."""
+    def has_expired(self, refusal: str) -> bool:
+        if "<Code>" in refusal:
+            return any(f"<Code>{code}</Code>" in refusal for code in _EXPIRED)
+        return "Error performing HEAD" in refusal and "status code: 400" in refusal  # a HEAD is refused without a code
+
+    def move(self, refusal: str) -> bool:
+        named = _REGION.search(refusal)
+        region = named[1] if named else self._ask_for_region()
         if region in ("", self.region):
             return False
         self._region = region
         return True
+
+    def _ask_for_region(self) -> str:
+        """Returns the region of the bucket, "" if the server does not say."""
+        endpoint = self.endpoint or "https://s3.amazonaws.com"
+        try:
+            answer = urllib3.request("HEAD", f"{endpoint}/{self._name}", retries=False, timeout=10.0, redirect=False)
+        except urllib3.exceptions.HTTPError:
+            return ""
+        return str(answer.headers.get("x-amz-bucket-region", ""))
 
     @property
     def region(self) -> str:
@@ -138,13 +135,6 @@ class S3Access(Access):
         return str(found).rstrip("/") if found else None
 
     def open(self, obstore: Any, client: dict[str, Any], retry: dict[str, Any]) -> Any:
-        """Opens the bucket.
-
-        Args:
-            obstore: The module.
-            client: Its options of the client.
-            retry: Its options of retries.
-        """
         options: dict[str, Any] = {"region": self.region}
         endpoint = self.endpoint
         urls = [f"https://{self.region}.amazonaws.com"]  # with all hosts below it
@@ -153,7 +143,7 @@ class S3Access(Access):
             urls = [endpoint]
             if dict(self._config.get("s3") or {}).get("addressing_style") == "virtual":
                 parts = urlsplit(endpoint)
-                endpoint = f"{parts.scheme}://{self._bucket}.{parts.netloc}{parts.path}"
+                endpoint = f"{parts.scheme}://{self._name}.{parts.netloc}{parts.path}"
                 options["virtual_hosted_style_request"] = True
             # The variable for S3 alone, which obstore prefers, may be set and ignored here.
             options |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
@@ -169,31 +159,35 @@ class S3Access(Access):
             client = stay_on(client, urls)
         if self._anonymous or self._keys is not None:
             # As a provider, or obstore would complete them with what is set in the environment.
-            access, secret, token = self._keys or ("", "", None)
-            found = {"access_key_id": access, "secret_access_key": secret, "token": token, "expires_at": None}
-            options["credential_provider"] = lambda: found
-        return obstore.store.S3Store(self._bucket, client_options=client, retry_config=retry, **options)
+            options["credential_provider"] = self._provide
+        return obstore.store.S3Store(self._name, client_options=client, retry_config=retry, **options)
+
+    def _provide(self) -> dict[str, Any]:
+        """Returns the credentials for obstore, which asks again when it is time to check them."""
+        until = None
+        if self._renewable is not None:
+            until = datetime.now(timezone.utc) + timedelta(seconds=CHECK_SECONDS + _EARLY_SECONDS)
+            # If it fails, the current ones may still be valid; if they are not, the server will say so.
+            with suppress(StorageError):
+                self._keys = self._frozen()
+        access, secret, token = self._keys or ("", "", None)
+        return {"access_key_id": access, "secret_access_key": secret, "token": token, "expires_at": until}
 
     def _frozen(self) -> Keys:
-        with _explaining(self._bucket):
+        with _explaining(self._name):
             frozen = self._renewable.get_frozen_credentials()
         return frozen.access_key, frozen.secret_key, frozen.token
 
 
-class _explaining:  # noqa: N801 - read as a statement: with _explaining(bucket)
+@contextmanager
+def _explaining(bucket: str) -> Iterator[None]:
     """Context manager that turns the errors of botocore into a StorageError that names the bucket."""
-
-    def __init__(self, bucket: str) -> None:
-        self._bucket = bucket
-
-    def __enter__(self) -> None:
-        """Begins."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StorageError):
-            raise StorageError(
-                f"No credentials could be found for s3://{self._bucket}: {error}. {_HOW_TO_SET}"
-            ) from error
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        raise StorageError(f"No credentials could be found for s3://{bucket}: {error}. {_HOW_TO_SET}") from error
 
 
 def _credential_servers(region: str) -> list[str]:

@@ -6,15 +6,14 @@ Its configuration may also map other URLs to profiles (`path_mapping`); these ar
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.forks import mark_in_use
-from energon_dali.shards.storage.remote_reader import RemoteReader
-from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.retry import RemoteReader, with_retries
 
 T = TypeVar("T")
 
@@ -35,13 +34,11 @@ class MscReader(RemoteReader):
         super().__init__(url, MscBackend().size(url) if size is None else size)
         self._client, self._path = resolve(url)
 
-    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes:
-        return _retried(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
-
     def _fetch(self, offset: int, size: int) -> bytes:
         from multistorageclient.types import Range
 
-        return bytes(self._client.read(self._path, byte_range=Range(offset=offset, size=size)))
+        with _translated("read", self.url):
+            return bytes(self._client.read(self._path, byte_range=Range(offset=offset, size=size)))
 
     def _probe(self, offset: int) -> None:
         self._fetch(offset, 1)
@@ -157,30 +154,28 @@ def _ask(call: Callable[[Any, str], T], doing: str, url: str) -> T:
         StorageError: Every attempt failed, or no client can be created.
     """
     client, path = resolve(url)
-    return _retried(lambda: call(client, path), doing, url)
-
-
-def _retried(call: Callable[[], T], doing: str, url: str) -> T:
-    """Calls `call` with retries, and returns its result.
-
-    Raises:
-        FileNotFoundError: There is no such object.
-        StorageError: Every attempt failed.
-    """
-    from multistorageclient.types import RetryableError
 
     def attempt() -> T:
-        try:
-            return call()
-        except OSError:
-            raise
-        except Exception as error:
-            if isinstance(error, (RuntimeError, RetryableError)) and not isinstance(error, NotImplementedError):
-                # Raised for every error response of a server, and for broken connections.
-                raise ConnectionError(str(error)) from error
-            raise StorageError(
-                f"Could not {doing} {url}: {type(error).__name__}: {error}. Check the URL, and the configuration of "
-                "multi-storage-client."
-            ) from error
+        with _translated(doing, url):
+            return call(client, path)
 
     return with_retries(attempt, doing, url)
+
+
+@contextmanager
+def _translated(doing: str, url: str) -> Iterator[None]:
+    """Context manager that turns errors of the client into those that `with_retries` handles."""
+    from multistorageclient.types import RetryableError
+
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if isinstance(error, (RuntimeError, RetryableError)) and not isinstance(error, NotImplementedError):
+            # Raised for every error response of a server, and for broken connections.
+            raise ConnectionError(str(error)) from error
+        raise StorageError(
+            f"Could not {doing} {url}: {type(error).__name__}: {error}. Check the URL, and the configuration of "
+            "multi-storage-client."
+        ) from error

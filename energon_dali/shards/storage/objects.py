@@ -1,4 +1,4 @@
-"""Objects in buckets, through obstore: s3://, gs:// and az://."""
+"""Objects in buckets and files on web servers, through obstore: s3://, gs://, az://, http:// and https://."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, SMALL_BYTES, open_bucket
-from energon_dali.shards.storage.remote_reader import RemoteReader
-from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.retry import RemoteReader, with_retries
 from energon_dali.shards.storage.store import VersionChangedError, changed_text
 
 _Data = TypeVar("_Data", bytes, "bytes | memoryview")
@@ -20,12 +19,14 @@ _MAX_PARTS = 9_000
 """Stores allow 10,000 parts."""
 _VIEW_BYTES = 32 << 10
 """Smaller responses are copied: they may be part of a buffer of the connection, which a view would keep in memory."""
+_ENDS_BEFORE = ("416 Range Not Satisfiable", "StartTooLarge")
+"""In errors of obstore about a range that begins at the end of the object or after it."""
 _UPLOADS = 4
 """Parts of a file that are uploaded at the same time."""
 
 
 class ObjectReader(RemoteReader):
-    """An object in a bucket, read by ranges. Thread-safe.
+    """An object in a bucket or a file on a web server, read by ranges. Thread-safe.
 
     Args:
         url: Its URL.
@@ -47,12 +48,6 @@ class ObjectReader(RemoteReader):
             return super().read_view(offset, size)
         starts = range(offset, end, PIECE_BYTES)
         return b"".join(super(ObjectReader, self).read_view(start, min(PIECE_BYTES, end - start)) for start in starts)
-
-    def _fetch_patiently(self, offset: int, size: int, failed: OSError | None = None) -> bytes | memoryview:
-        try:
-            return self._fetch(offset, size)
-        except OSError as error:
-            return super()._fetch_patiently(offset, size, error)
 
     def _fetch(self, offset: int, size: int) -> bytes | memoryview:
         return self._bucket.call(_get_range, self.url, self, offset, size, is_large=size > SMALL_BYTES)
@@ -95,6 +90,31 @@ class ObjectBackend:
         _ask(_delete, "remove", url)
 
 
+class WebBackend(ObjectBackend):
+    """Files on web servers, which are only read."""
+
+    def is_dir(self, url: str) -> bool:
+        return True  # a web server has no folders; files below are requested by name
+
+    def list_files(self, url: str) -> list[str]:
+        raise StorageError(
+            f"{url} cannot be listed: http has no folders. Prepare the dataset where its files are stored, then serve "
+            "it."
+        )
+
+    def write_bytes(self, url: str, content: bytes) -> None:
+        raise StorageError(
+            f"{url} cannot be written: http is read only. Prepare the dataset where its files are stored, then serve "
+            "it."
+        )
+
+    def write_file(self, url: str, local: str) -> None:
+        self.write_bytes(url, b"")
+
+    def remove(self, url: str) -> None:
+        self.write_bytes(url, b"")
+
+
 def _ask(request: Any, doing: str, url: str, *arguments: Any, is_large: bool = False) -> Any:
     """Sends a request with retries, and returns its result."""
     bucket, key = open_bucket(url)
@@ -113,7 +133,7 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
         response = obstore.get(store, reader._key, options={"range": (offset, offset + size)})
         total = response.meta["size"]
     except Exception as error:
-        if "416 Range Not Satisfiable" not in str(error):
+        if not any(sign in str(error) for sign in _ENDS_BEFORE):
             raise
         total = obstore.head(store, reader._key)["size"]
         if total == reader.size:
@@ -150,7 +170,8 @@ def _put(obstore: Any, store: Any, key: str, content: bytes | Path) -> None:
 
 def _head(obstore: Any, store: Any, key: str) -> tuple[int, str]:
     found = obstore.head(store, key)
-    return int(found["size"]), str(found["e_tag"] or found["last_modified"])
+    changed = found["last_modified"]
+    return int(found["size"]), str(found["e_tag"] or (changed if changed.timestamp() else ""))
 
 
 def _has_objects(obstore: Any, store: Any, key: str) -> bool:

@@ -77,9 +77,9 @@ class Backend(Protocol):
 
 
 def _web_server(url: str) -> Backend:
-    from energon_dali.shards.storage.http import HttpBackend
+    from energon_dali.shards.storage.objects import WebBackend
 
-    return HttpBackend()
+    return WebBackend()
 
 
 def _bucket(url: str) -> Backend:

@@ -1,12 +1,12 @@
-"""The requests of one loader in one process: threads that keep several in flight, and measure their latency."""
+"""Calls that each wait for storage, several at the same time, in a bounded number of threads."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from energon_dali.shards.storage.forks import drop_in_child
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 MOST_REQUESTS = 64
 """Requests in flight that are kept at a high latency."""
@@ -24,6 +25,9 @@ FEWEST_REQUESTS = 8
 """Requests in flight that are kept at a low latency."""
 READ_AHEAD_BYTES = 256 << 20
 """Default of `read_ahead_bytes`."""
+
+CALLS_AT_ONCE = 16
+"""Calls of `call_together` at the same time."""
 
 _SECONDS_PER_REQUEST = 0.0025
 """Latency that calls for another FEWEST_REQUESTS in flight."""
@@ -43,12 +47,14 @@ class RequestPool:
     """Runs requests in threads, at most `limit` at the same time, in the order in which they were submitted.
 
     The limit is that of the user, or else follows the measured latency: 8 below 2.5 ms, 64 from 20 ms on. Threads start
-    with the first request, and end when the last user has left.
+    with the first request, and end when the last user has left. They are daemons: a request that hangs does not keep
+    the process from ending.
 
     Args:
         count: Adds to a counter, given its name and an amount; None counts nothing.
         requests_in_flight: Limit of requests at the same time; None adapts it.
         read_ahead_bytes: Bytes that all users together may hold or wait for; None is READ_AHEAD_BYTES.
+        thread_name: Of the threads.
     """
 
     def __init__(
@@ -57,8 +63,10 @@ class RequestPool:
         *,
         requests_in_flight: int | None = None,
         read_ahead_bytes: int | None = None,
+        thread_name: str = "energon-dali-read",
     ) -> None:
         self._count = count
+        self._thread_name = thread_name
         self._requests_in_flight = requests_in_flight
         self.read_ahead_bytes = READ_AHEAD_BYTES if read_ahead_bytes is None else read_ahead_bytes
         self.is_wanted = bool(read_ahead_bytes)
@@ -73,10 +81,11 @@ class RequestPool:
 
     def after_fork(self) -> None:
         """Forgets the threads, which do not survive a fork, and what they were given."""
-        self._lock = threading.RLock()  # a user that is collected leaves at any moment, in any thread
-        self._executor: ThreadPoolExecutor | None = None
+        # Its lock can be taken twice: a user that is collected leaves at any moment, in any thread.
+        self._change = threading.Condition(threading.RLock())
         self._waiting: deque[_Request] = deque()
-        self._active: set[object] = set()  # one token per thread that runs requests, or is about to
+        self._threads: set[object] = set()  # one token per thread, also of one that is about to start
+        self._idle = 0  # threads that wait for requests
         self._users = dict.fromkeys(self._users, 0)
         self.bytes_held = 0
         """Bytes that the users together hold or wait for."""
@@ -93,24 +102,23 @@ class RequestPool:
 
     def join(self, user: object) -> None:
         """Registers a user, who calls `leave` later."""
-        with self._lock:
+        with self._change:
             self._users[user] = 0
 
     def leave(self, user: object) -> None:
         """Ends a use. The last one stops the threads; requests that have begun end on their own."""
-        with self._lock:
+        with self._change:
             self.bytes_held -= self._users.pop(user, 0)
-            if self._users or self._executor is None:
+            if self._users:
                 return
-            executor, self._executor = self._executor, None
             waiting, self._waiting = self._waiting, deque()
+            self._change.notify_all()
         for request in waiting:
             request.future.cancel()
-        executor.shutdown(wait=False)  # its threads end as soon as they find nothing to run
 
     def hold(self, user: object, size: int) -> None:
         """Notes how many bytes a user holds or waits for now."""
-        with self._lock:
+        with self._change:
             if user in self._users:  # else it has left
                 self.bytes_held += size - self._users[user]
                 self._users[user] = size
@@ -124,32 +132,34 @@ class RequestPool:
             *args: Its arguments.
         """
         request = _Request(size, partial(call, *args), copy_context())  # retries belong to the loader that reads
-        with self._lock:
+        with self._change:
             self._waiting.append(request)
-            if len(self._active) < self.limit:
+            self._change.notify()
+            if self._idle < len(self._waiting) and len(self._threads) < self.limit:
                 self._start()
         return request.future
 
     def _start(self) -> None:
-        """Lets another thread run requests."""
+        """Starts another thread."""
         token = object()
-        self._active.add(token)
+        self._threads.add(token)
         try:
-            if self._executor is None:
-                threads = self._requests_in_flight or MOST_REQUESTS
-                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-dali-read")
-            self._executor.submit(self._run, token)
+            threading.Thread(target=self._run, args=(token,), name=self._thread_name, daemon=True).start()
         except BaseException as error:  # Ctrl-C, or the system allows no more threads
-            self._active.discard(token)
-            if not isinstance(error, RuntimeError) or not self._active:
+            self._threads.discard(token)
+            if not isinstance(error, RuntimeError) or not self._threads:
                 raise
 
     def _run(self, token: object) -> None:
-        """Runs the requests that wait, one after the other, in this thread."""
+        """Thread body: runs the requests that wait, one after the other."""
         while True:
-            with self._lock:
-                if not self._waiting or len(self._active) > self.limit:
-                    self._active.discard(token)
+            with self._change:
+                while self._users and not self._waiting and len(self._threads) <= self.limit:
+                    self._idle += 1
+                    self._change.wait()
+                    self._idle -= 1
+                if not self._waiting or len(self._threads) > self.limit:
+                    self._threads.discard(token)
                     return
                 request = self._waiting.popleft()
             future = request.future
@@ -178,3 +188,46 @@ class RequestPool:
         """Counts the bytes of samples that requests are made for."""
         if self._count is not None:
             self._count("read_ahead.bytes_wanted", size)
+
+
+def map_in_threads(
+    function: Callable[[T], R], items: Sequence[T], threads: int, room: Callable[[], int] | None = None
+) -> Iterator[R]:
+    """Yields `function(item)` for each item, in order, several of them worked on at the same time.
+
+    Args:
+        function: Called in threads, in the context of the caller.
+        items: Its arguments.
+        threads: Calls at the same time.
+        room: Returns the number of the first item that must not be started yet; None starts all of them.
+    """
+    pool, user = RequestPool(requests_in_flight=max(1, min(threads, len(items)))), object()
+    pool.join(user)
+    waiting: deque[Future[R]] = deque()
+    following = 0
+    try:
+        while following < len(items) or waiting:
+            while following < min(len(items), len(items) if room is None else room()):
+                waiting.append(pool.submit(0, function, items[following]))
+                following += 1
+            yield waiting.popleft().result()
+    finally:
+        pool.leave(user)
+
+
+def call_together(call: Callable[[int], T], numbers: Sequence[int]) -> dict[int, T | Exception]:
+    """Returns what a function returns or raises for each of several numbers.
+
+    Args:
+        call: Called in threads, in the context of the caller.
+        numbers: Its arguments, all different.
+    """
+
+    def attempt(number: int) -> T | Exception:
+        try:
+            return call(number)
+        except Exception as error:
+            return error
+
+    found = map(attempt, numbers) if len(numbers) < 2 else map_in_threads(attempt, numbers, CALLS_AT_ONCE)
+    return dict(zip(numbers, found, strict=True))

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import errno
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from energon_dali.errors import StorageError, StoreUnavailableError
-from energon_dali.shards.storage.store import Store, clock, current_scope, error_text, store_of
+from energon_dali.shards.storage.store import PROBE_BYTES, Store, clock, current_scope, error_text, store_of
 
 T = TypeVar("T")
 
@@ -129,6 +131,47 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
             if has_failed:
                 scope.failed_files.pop(path, None)
             return result
+
+
+class RemoteReader(ABC):
+    """A remote file, read by ranges. Its connections belong to the process.
+
+    Args:
+        url: Its URL.
+        size: Its size in bytes.
+    """
+
+    def __init__(self, url: str, size: int) -> None:
+        self.url = url
+        self.size = size
+        self._store = store_of(url)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        data = self.read_view(offset, size)
+        return data if isinstance(data, bytes) else bytes(data)
+
+    def read_view(self, offset: int, size: int) -> bytes | memoryview:
+        size = min(size, self.size - offset)  # a server refuses a range that begins at the end
+        if size <= 0:
+            return b""
+        try:
+            data = self._fetch(offset, size)
+        except OSError as error:
+            doing = f"read bytes {offset} to {offset + size} of"
+            data = with_retries(partial(self._fetch, offset, size), doing, self.url, failed=error)
+        self._store.succeeded(self.url, self._probe, offset)
+        return data
+
+    @abstractmethod
+    def _fetch(self, offset: int, size: int) -> bytes | memoryview:
+        """Makes one attempt."""
+
+    def _probe(self, offset: int) -> None:
+        """Reads a little; raises if that fails."""
+        self._fetch(offset, min(PROBE_BYTES, self.size - offset))
+
+    def close(self) -> None:  # noqa: B027 - not abstract: no reader has anything to close
+        """Does nothing: the connections belong to the process."""
 
 
 def _storage_error(what: str, attempts: int, error: Exception) -> StorageError:

@@ -7,11 +7,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -20,7 +21,8 @@ from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
-    from energon_dali.shards.storage.path import StoragePath
+    from energon_dali.shards.documents.opening import Opening
+    from energon_dali.shards.storage import StoragePath
     from energon_dali.shards.storage.protocols import RangeReader
 
 Probe = Callable[[int], object]
@@ -60,26 +62,22 @@ class Clock:
 clock = Clock()
 
 
+@dataclass(slots=True, eq=False)
 class Store:
     """What this process has observed of one store.
 
     Fields are written without a lock: each write is one assignment, and losing one does no harm.
-
-    Args:
-        name: Mount point, or scheme and host or bucket.
     """
 
-    __slots__ = ("_latest", "_other", "last_success", "last_warning", "name", "silent_retries")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.last_success = float("-inf")
-        """When anything was last read from it, on `clock`."""
-        self._latest: tuple[str, Probe, int] | None = None
-        self._other: tuple[str, Probe, int] | None = None
-        self.last_warning = float("-inf")
-        self.silent_retries = 0
-        """Retries since the last warning."""
+    name: str
+    """Mount point, or scheme and host or bucket."""
+    last_success: float = float("-inf")
+    """When anything was last read from it, on `clock`."""
+    last_warning: float = float("-inf")
+    silent_retries: int = 0
+    """Retries since the last warning."""
+    _latest: tuple[str, Probe, int] | None = None
+    _other: tuple[str, Probe, int] | None = None
 
     def succeeded(self, path: str, probe: Probe, offset: int) -> None:
         """Records that a file could be read at an offset, so that it does not count as failed any more.
@@ -101,10 +99,6 @@ class Store:
                 self._other = latest
         self._latest = path, probe, offset
 
-    def forget_successes(self) -> None:
-        """Forgets which files could be read."""
-        self._latest = self._other = None
-
     def responds(self, now: float) -> bool:
         """Returns whether one of the last two files that were read can be read again; False if none was read yet."""
         for witness in (self._other, self._latest):
@@ -117,9 +111,6 @@ class Store:
                 self.last_success = now
                 return True
         return False
-
-    def __repr__(self) -> str:
-        return f"Store({self.name!r})"
 
 
 _stores: dict[str, Store] = {}
@@ -249,6 +240,8 @@ class ReadScope:
         self.outlasts_stores = outlasts_stores
         self.failed_files: dict[str, float] = {}
         """Files for which all attempts of a request failed, and when. Failures of another loader do not count here."""
+        self.opening: Opening | None = None
+        """Reads remote documents, of which it has fetched some; see `opening_files`."""
         self._count = count
         self._cancelled = threading.Event()
         self._down_since: dict[Store, float] = {}
@@ -257,6 +250,14 @@ class ReadScope:
         """Adds to a counter of the loader."""
         if self._count is not None:
             self._count(name, amount)
+
+    def while_opening(self, opening: Opening) -> ReadScope:
+        """Returns a copy of this scope with an opening; without a loader, the copy is cancelled alone."""
+        scope = copy(self)
+        scope.opening = opening
+        if not self.outlasts_stores:
+            scope.failed_files, scope._cancelled = {}, threading.Event()
+        return scope
 
     def cancel(self) -> None:
         """Cancels all pauses: failed requests raise StorageError at once."""
@@ -317,28 +318,15 @@ def open_shard(path: StoragePath, size: int | None = None) -> RangeReader:
     return path.open(size) if cache is None else cache.open(path, size)
 
 
-class read_scope:  # noqa: N801 - read as a statement: with read_scope(scope)
-    """Context manager that makes requests of this thread use a scope; None keeps the current one.
-
-    Args:
-        scope: The scope.
-    """
-
-    __slots__ = ("_scope", "_token")
-
-    def __init__(self, scope: ReadScope | None) -> None:
-        self._scope = scope
-        self._token: Token[ReadScope] | None = None
-
-    def __enter__(self) -> None:
-        if self._scope is not None:
-            self._token = _SCOPE.set(self._scope)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._token is not None:
-            _SCOPE.reset(self._token)
+@contextmanager
+def read_scope(scope: ReadScope | None) -> Iterator[None]:
+    """Context manager that makes requests of this thread use a scope; None keeps the current one."""
+    token = None if scope is None else _SCOPE.set(scope)
+    try:
+        yield
+    finally:
+        if token is not None:
+            _SCOPE.reset(token)
 
 
 def forget_scope(scope: ReadScope) -> None:

@@ -16,7 +16,9 @@ from energon_dali.decode.geometry import handle_geometry
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.samples import CaptioningSample, CrudeSample
 from energon_dali.samples.base import join_sources
-from energon_dali.task_encoder import Cooker, PackSelection, SequencePacker, TaskEncoder, basic_sample_keys
+from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys
+from energon_dali.task_encoder.encoder import TaskEncoder
+from energon_dali.task_encoder.packing import PackSelection, SequencePacker
 from energon_dali.task_encoder.stateless import stateless
 from energon_dali.tasks.captioning.rows import CaptioningBatch, CaptionRow, EncodedCaption, lay_rows
 from energon_dali.tasks.tokenizers import TextCodec, Tokenizer

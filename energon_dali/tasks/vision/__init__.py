@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from energon_dali.decode import Decoder
 from energon_dali.samples import Batch, ImageClassificationSample, edataclass
-from energon_dali.task_encoder import TaskEncoder, batch_stack, stateless
+from energon_dali.samples.batching import batch_stack
+from energon_dali.task_encoder.encoder import TaskEncoder
+from energon_dali.task_encoder.stateless import stateless
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from benchmarks.remote.shard_cache_policies import (
     following,
     reads_of,
 )
-from energon_dali.plan import SourcePlan
+from energon_dali.plan.source import SourcePlan
 
 WHOLE_BLOCKS = Dataset(4, 10, BLOCK_BYTES)
 """Each sample is a block."""

@@ -14,8 +14,8 @@ import pytest
 from energon_dali import ShardCache
 from energon_dali.cache.shard_cache import block_store
 from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes
+from energon_dali.cache.shard_cache.eviction import RUNNING_SECONDS, job_key
 from energon_dali.cache.shard_cache.node_cache import NodeCache
-from energon_dali.cache.shard_cache.running_jobs import RUNNING_SECONDS, job_key
 from energon_dali.shards.storage import StoragePath
 from tests.cache.shard_cache.shards import BLOCK, block_files, cache_of, counted, files_in, shard
 
@@ -159,7 +159,7 @@ def test_blocks_of_a_changed_object_go_first(tmp_path: Path) -> None:
     record.write_text(json.dumps({**json.loads(record.read_bytes()), "tag": "new"}))
     assert read_all(cache, other)["misses"] == 3
     assert {file.parent.name[:32] for file in block_files(home)} == {
-        cache._node().version(other).shard.hex()  # type: ignore[union-attr]
+        cache._node().version(other).folder.shard.hex()  # type: ignore[union-attr]
     }
 
 
@@ -306,7 +306,7 @@ def test_a_cache_keeps_what_a_model_keeps(tmp_path: Path, seed: int) -> None:
         model.read(job, (*name, number))
         version = caches[job]._node().version(paths[name])
         assert version is not None
-        folders[version.block(0).folder.removeprefix("blocks/")] = name
+        folders[version.folder.name] = name
         found = set()
         for file in block_files(home):
             found.add((*folders[file.parent.name], int(file.name.partition("-")[0])))

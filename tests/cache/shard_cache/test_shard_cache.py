@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 
 from energon_dali import ShardCache
-from energon_dali.cache.shard_cache import block_store
-from energon_dali.cache.shard_cache.block_file import file_bytes
-from energon_dali.cache.shard_cache.block_listing import list_blocks
+from energon_dali.cache.shard_cache import block_store, check_shard_cache
+from energon_dali.cache.shard_cache.block_file import file_bytes, list_blocks
 from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
 from energon_dali.cache.shard_cache.node_cache import NodeCache
-from energon_dali.cache.shard_cache.shard_cache import check_shard_cache
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.local import LocalReader

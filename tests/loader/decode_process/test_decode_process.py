@@ -21,14 +21,12 @@ import pytest
 import torch
 
 from energon_dali.cache import FileStoreCachePool
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
-from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.errors import ConfigError, WatchdogTimeoutError, WorkerDiedError, WorkerError
 from energon_dali.loader import prefetcher
-from energon_dali.loader.basic_loader import get_loader
 from energon_dali.loader.decode_process.process import check_fork
+from energon_dali.loader.get_loader import get_loader, get_savable_loader
 from energon_dali.loader.processes import launch
-from energon_dali.loader.savable_loader import get_savable_loader
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import LENGTHS, Mishap, tree
 from tests.running_time import wait_until

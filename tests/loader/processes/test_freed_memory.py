@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from energon_dali.loader.processes.freed_memory import keep_freed_memory
+from energon_dali.loader.processes.server import keep_freed_memory
 print(keep_freed_memory() if sys.argv[1] == "keep" else None)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):

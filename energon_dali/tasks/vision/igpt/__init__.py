@@ -6,31 +6,23 @@ The names below are imported when they are first used: reading workers need few 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_dali.lazy_names import import_name
+from energon_dali.lazy_names import attach
 
-if TYPE_CHECKING:
-    from energon_dali.tasks.vision.gpt2 import GPT2
-    from energon_dali.tasks.vision.igpt.data import ImageGPTDataConfig, ImageGPTDataModule
-    from energon_dali.tasks.vision.igpt.model import GenerativePixelsTransformer, draw_pixels, quantize, to_images
-    from energon_dali.tasks.vision.igpt.palette import learn_palette, stored_palette
-
-__all__ = [
-    "GPT2",
-    "GenerativePixelsTransformer",
-    "ImageGPTDataConfig",
-    "ImageGPTDataModule",
-    "draw_pixels",
-    "learn_palette",
-    "quantize",
-    "stored_palette",
-    "to_images",
-]
+_import_name, __dir__, __all__ = attach(
+    __name__,
+    {
+        ".gpt2": "GPT2",
+        "data": "ImageGPTDataConfig ImageGPTDataModule",
+        "model": "GenerativePixelsTransformer draw_pixels quantize to_images",
+        "palette": "learn_palette stored_palette",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     if name == "to_pictures":
         warnings.warn("to_pictures is now called to_images.", DeprecationWarning, stacklevel=2)
         name = "to_images"
-    return import_name(__name__, name)
+    return _import_name(name)

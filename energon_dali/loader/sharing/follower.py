@@ -1,0 +1,442 @@
+"""The loader of a rank that follows another: it builds no tree, opens no dataset and starts no worker."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from energon_dali.datasets.followed import FollowedDataset, asked_as
+from energon_dali.datasets.step_entries import cursor_of
+from energon_dali.errors import ConfigError, StateError
+from energon_dali.loader.deferred_close import close_when_collected
+from energon_dali.loader.processes.messages import rebuild_error
+from energon_dali.loader.processes.serialization import deserialize
+from energon_dali.loader.processes.shared_memory import map_memory
+from energon_dali.loader.processes.signals import interrupts_deferred
+from energon_dali.loader.savable_loader import SavableDataLoader, without_failures
+from energon_dali.loader.sharing.connections import connect, ended, readable
+from energon_dali.loader.sharing.messages import (
+    Course,
+    Element,
+    Failed,
+    Goodbye,
+    Hello,
+    Payload,
+    Took,
+    Waiting,
+    Welcome,
+    decode,
+    encode,
+)
+from energon_dali.loader.sharing.reader import hello_of, late_ranks
+from energon_dali.samples.transfer import move, pin_batch
+from energon_dali.shards.storage.forks import drop_in_child
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.stream import State
+    from energon_dali.loader.loader_options import LoaderOptions
+    from energon_dali.loader.prefetcher import Prefetcher
+    from energon_dali.loader.processes.channel import Channel
+    from energon_dali.loader.watchdog import Watchdog
+    from energon_dali.share_group import Member
+
+T = TypeVar("T")
+
+
+class FollowerLoader(SavableDataLoader[T]):
+    """A loader whose batches another rank of the node reads; `get_savable_loader` makes it.
+
+    Its batches, states and ends of epochs are those of that rank's loader. `restore_state_rank`, `skip_steps`,
+    `set_weights`, `resize` and `start_at` have to be called on it as on that one; they change nothing here, and what
+    was called is compared before the next batch.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        **options: As those of SavableDataLoader; what is about reading and decoding has no effect.
+    """
+
+    shares_batches = True
+
+    def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
+        super().__init__(FollowedDataset(dataset.worker_config, asked_as(dataset)), **options)
+        group = self.worker_config.share_group
+        assert group is not None, "get_savable_loader makes this for ranks that follow others"
+        self._auto = None
+        self._course = Course()
+        self._count = 0
+        self._link = Link(group.reader, hello_of(self.dataset, group.next_number(), group.own.rank), self._watchdog)
+        close_when_collected(self, self._link)
+        drop_in_child(self._link)
+
+    def __len__(self) -> int:
+        return self._link.welcome().length
+
+    def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        change = pin_batch if options.pin_memory else None
+        return _FollowingPrefetcher(self._link, self._course, self._count, self._snapshot, self._watchdog, change)
+
+    @property
+    def _position(self) -> int:
+        """Elements, and ends of epochs, that were delivered."""
+        running = self._prefetcher
+        return running.given if isinstance(running, _FollowingPrefetcher) else self._count
+
+    def _next(self, epoch: int) -> T:
+        before = self._position
+        try:
+            return super()._next(epoch)
+        except StopIteration:
+            raise
+        except BaseException:  # what was taken is given back
+            self._count = before
+            raise
+
+    def _stop(self) -> bool:
+        running = self._prefetcher
+        stopped = super()._stop()
+        if isinstance(running, _FollowingPrefetcher):
+            self._count = running.given
+        return stopped
+
+    def close(self) -> None:
+        """Ends the iteration. A later one continues after the last batch, as on the rank that reads."""
+        super().close()
+        self._link.leave()
+
+    # --- states -----------------------------------------------------------------------------------------------------
+
+    def save_state_rank(self) -> State:
+        """Returns the state of the rank that reads, after the last batch that was delivered here."""
+        return self._state or pickle.loads(self._link.welcome().state)
+
+    def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
+        """Expects that the rank that reads continues at the same state. Call it before the first batch is taken.
+
+        Args:
+            state: What the other rank is given. None changes nothing.
+            allow_changed_hooks: Has no effect: the other rank checks the state.
+
+        Raises:
+            StateError: Iteration has begun.
+        """
+        if state is None:
+            return
+        if self._begun:
+            raise StateError(
+                "A state can only be restored before the first batch is taken, and this loader has delivered some. "
+                "Make a new loader and restore into that."
+            )
+        self._snapshot = dict(state)
+        self._note_call("restore_state_rank", state=without_failures(state))
+
+    def _note_call(self, name: str, **arguments: Any) -> None:
+        position = self._position
+        self._stop()
+        self._course = self._course.after(name, position, arguments)
+
+    def skip_steps(self, first: int, stop: int, *, by: Any = "auto") -> None:
+        """Expects that the rank that reads leaves out the same steps; see SavableDataLoader.skip_steps."""
+        self._note_call("skip_steps", first=first, stop=stop, by=by)
+
+    def change_workers(self, num_workers: int) -> None:
+        """Does nothing: the other rank has the workers, and no batch depends on their number."""
+
+    # --- global batches ---------------------------------------------------------------------------------------------
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples of the whole job before its next step; see SavableDataLoader.consumed_samples.
+
+        Raises:
+            ConfigError: There are no global batches.
+        """
+        self._check_global_batches("consumed_samples")
+        return cursor_of(self.save_state_rank()).unit
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        """Batches of each rank in a step of global batches.
+
+        Raises:
+            ConfigError: There are no global batches.
+        """
+        return self._check_global_batches("micro_batches_per_step")
+
+    def _check_global_batches(self, what: str) -> int:
+        number = self._link.welcome().micro_batches_per_step
+        if number is None:
+            raise ConfigError(
+                f"{what} belongs to global batches, and this loader has none. Give get_train_dataset the option "
+                "global_batch_size."
+            )
+        return number
+
+    def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
+        """Expects that the rank that reads continues there; see SavableDataLoader.start_at."""
+        self._note_call("start_at", consumed_samples=consumed_samples, step=step)
+
+    def resize(self, rank: int, world_size: int) -> None:
+        """Expects that the rank that reads goes on with other ranks; see SavableDataLoader.resize."""
+        self._note_call("resize", rank=rank, world_size=world_size)
+
+    def set_weights(
+        self,
+        weights: Sequence[float] | Mapping[str, float],
+        *,
+        from_step: int | None = None,
+        until_step: int | None = None,
+        from_sample: int | None = None,
+        until_sample: int | None = None,
+    ) -> None:
+        """Expects that the rank that reads sets the same weights; see SavableDataLoader.set_weights."""
+        steps, samples = (from_step, until_step), (from_sample, until_sample)
+        self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
+
+
+class RemoteFailure(Exception):  # noqa: N818 - it carries one
+    """An exception ended the iteration of the rank that reads; `error` is that exception."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Link:
+    """The connection of a follower's loader to the rank that reads, and what it maps of that rank's memory.
+
+    Args:
+        reader: The rank.
+        hello: What this loader says of itself.
+        watchdog: Says how long a wait may take.
+    """
+
+    def __init__(self, reader: Member, hello: Hello, watchdog: Watchdog) -> None:
+        self.reader = reader
+        self._hello = hello
+        self._watchdog = watchdog
+        self._channel: Channel | None = None
+        self._welcome: Welcome | None = None
+        self._arenas: dict[int, tuple[int, int]] = {}
+        """Descriptor and size of each arena that may be used again."""
+        self._watched: dict[int, weakref.ref[Any]] = {}
+        self._released: deque[int] = deque()
+        self._late: tuple[int, ...] = ()
+        self._is_lost = False
+        self.unclaimed: Element | None = None
+        """What was received and has not been delivered."""
+
+    def welcome(self) -> Welcome:
+        """Returns what the reader says of its loader; connects if that has not been done.
+
+        Raises:
+            WorkerDiedError: The reader has ended.
+            ConfigError: The reader's loader is not that of this one.
+        """
+        if self._channel is None:
+            self._channel = connect(self.reader)
+            self._send(self._hello)
+        if self._welcome is None:
+            self._welcome = self._receive()
+        if self._welcome.refusal is not None:
+            raise ConfigError(
+                f"Rank {self._hello.rank} cannot follow rank {self.reader.rank}: {self._welcome.refusal}. Ranks that "
+                "share their batches must make the same loaders in the same order."
+            )
+        return self._welcome
+
+    def _send(self, message: Hello | Took) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.send(encode(message))
+        except OSError:
+            self._is_lost = True  # what it sent before it ended can still be received
+
+    def element(self, course: Course, given: int) -> Element:
+        """Asks for an element, and returns it. It is kept as `unclaimed`, in case Ctrl-C comes before it is delivered.
+
+        Args:
+            course: What the loader was asked for.
+            given: Elements, and ends of epochs, that were delivered before.
+
+        Raises:
+            RemoteFailure: An exception ended the reader's iteration.
+            WorkerDiedError: The reader has ended.
+            WatchdogTimeoutError: Ranks do not take their batches.
+        """
+        found = self.unclaimed
+        if found is None or (found.course, found.given) != (course, given):
+            self.welcome()
+            self._send(Took(course, given, self.take_released()))
+        while found is None or (found.course, found.given) != (course, given):
+            if found is not None and found.payload is not None and found.payload.arena >= 0:
+                self._released.append(found.payload.arena)  # what was asked for after it changed what comes
+            self.unclaimed = None
+            message = self._receive()
+            if isinstance(message, Failed):
+                raise RemoteFailure(rebuild_error(message.error, f"rank {self.reader.rank}"))
+            found = message
+        return found
+
+    def _receive(self) -> Any:
+        """Returns the next message that is not about waiting; an element is `unclaimed` then."""
+        assert self._channel is not None
+        began = time.monotonic()
+        while True:
+            readable([self._channel.fileno()], 1.0)
+            with interrupts_deferred():  # a message that was taken from the socket must not be lost
+                try:
+                    received = self._channel.receive(wait=False)
+                except EOFError:
+                    if self._is_lost:
+                        raise ended(self.reader.rank) from None
+                    self._is_lost = True  # a reset connection says so first, and then gives what arrived
+                    continue
+                message = None if received is None else decode(received[0])
+                if received is not None and isinstance(message, Element):
+                    self._keep(message.payload, received[1])
+                    self.unclaimed = message
+            if message is None:
+                self._judge(time.monotonic() - began)
+            elif isinstance(message, Waiting):
+                self._late = message.ranks
+            else:
+                self._late = ()
+                return message
+
+    def _judge(self, waited: float) -> None:
+        limit = self._watchdog.limit_seconds
+        if self._late and limit is not None and waited > limit:
+            raise late_ranks(self._late, waited)
+        self._watchdog.check(waited)
+
+    def batch(self, payload: Payload) -> Any:
+        """Returns a batch. Its large tensors are views of a private mapping: what is written to them stays here."""
+        if payload.arena < 0:
+            return deserialize(memoryview(bytearray(payload.inline)), payload.extents, payload.tensors)
+        if payload.must_copy:
+            return deserialize(self._copied(payload.arena), payload.extents, payload.tensors)
+        return deserialize(self._view(payload.arena), payload.extents, payload.tensors)
+
+    def _keep(self, payload: Payload | None, descriptors: list[int]) -> None:
+        """Takes note of what comes with a batch: new arenas, and those that are not used any more."""
+        if payload is None:
+            return
+        for number in payload.dropped:
+            os.close(self._arenas.pop(number)[0])
+        if payload.new_capacity:
+            (descriptor,) = descriptors
+            self._arenas[payload.arena] = descriptor, payload.new_capacity
+
+    def _view(self, number: int) -> memoryview:
+        # Mapped anew for each batch: pages that this process wrote to would keep what they had.
+        descriptor, size = self._arenas[number]
+        root = np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8)
+        released, watched = self._released, self._watched
+
+        # Called wherever the garbage collector runs, in any thread: it takes no lock.
+        def lost(_: object, number: int = number) -> None:
+            watched.pop(number, None)
+            released.append(number)
+
+        watched[number] = weakref.ref(root, lost)
+        return root.data
+
+    def _copied(self, number: int) -> memoryview:
+        descriptor, size = self._arenas[number]
+        copied = memoryview(np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8).copy())
+        self._released.append(number)
+        return copied
+
+    def take_released(self) -> tuple[int, ...]:
+        """Returns the arenas that nobody sees any more, since the last call."""
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        return tuple(released)
+
+    def leave(self) -> None:
+        """Tells the reader that this rank may end."""
+        if self._channel is not None and self._welcome is not None:
+            try:
+                self._channel.send(encode(Goodbye()), wait=False)
+            except OSError:
+                return  # it has ended, which the next question shows
+
+    def after_fork(self) -> None:
+        """Closes the connection in a forked child: the reader would not notice that this rank has ended."""
+        self._welcome = None  # without a word to the reader, whose follower is the parent
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection. Batches that are held stay valid: the reader does not use their memory again."""
+        self.leave()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+        self._watched.clear()
+        while self._arenas:
+            os.close(self._arenas.popitem()[1][0])
+
+
+class _FollowingPrefetcher:
+    """Takes the elements of the rank that reads.
+
+    Args:
+        link: The connection.
+        course: What the loader was asked for.
+        given: Elements, and ends of epochs, that were delivered before.
+        snapshot: The state after the last of them; None if there were none.
+        watchdog: Is told of batches.
+        change: Applied to every batch.
+    """
+
+    occupancy: float | None = None
+
+    def __init__(
+        self,
+        link: Link,
+        course: Course,
+        given: int,
+        snapshot: State | None,
+        watchdog: Watchdog,
+        change: Callable[[Any], Any] | None,
+    ) -> None:
+        self._link = link
+        self._course = course
+        self.given = given
+        """Elements, and ends of epochs, that were taken."""
+        self.snapshot: Any = snapshot
+        self._watchdog = watchdog
+        self._change = change
+        self._failure: Exception | None = None
+
+    def next(self) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            element = self._link.element(self._course, self.given)
+        except RemoteFailure as failure:
+            self._failure = failure.error
+            raise failure.error from failure.error.__cause__
+        batch = None if element.payload is None else self._link.batch(element.payload)
+        if element.payload is not None and element.payload.on_gpu:
+            batch = move(batch, "cuda", non_blocking=False)
+        snapshot = pickle.loads(element.state)
+        self._link.unclaimed = None
+        self.snapshot = snapshot
+        self.given += 1
+        self._watchdog.reset()
+        if element.ends_epoch:
+            raise StopIteration
+        return batch if self._change is None else self._change(batch)
+
+    def close(self) -> None:
+        """Does nothing: the connection is the loader's."""

@@ -1,0 +1,148 @@
+"""What a rank that reads and the ranks that follow it tell each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.loader.state_compatibility import as_plain
+
+if TYPE_CHECKING:
+    from energon_dali.loader.processes.messages import StreamFailed
+    from energon_dali.loader.processes.tensor_table import Extent, TensorLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a loader was asked for that decides which batches come: the same calls on all ranks that share them."""
+
+    calls: int = 0
+    """How many calls of `restore_state_rank`, `skip_steps`, `set_weights`, `resize` and `start_at` there were."""
+    given: int = 0
+    """Elements, and ends of epochs, that were delivered before the last of them."""
+    digest: str = ""
+    """Of the calls and their arguments."""
+
+    def after(self, name: str, given: int, arguments: Mapping[str, Any]) -> Course:
+        """Returns the course after one more call.
+
+        Args:
+            name: Of the method.
+            given: Elements and ends of epochs that were delivered before.
+            arguments: Of the call.
+        """
+        text = json.dumps([self.digest, name, dict(arguments)], sort_keys=True, default=as_plain)
+        return Course(self.calls + 1, given, hashlib.blake2b(text.encode(), digest_size=12).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A follower asks for the batches of a loader."""
+
+    loader: int
+    """Number of the loader: all ranks make them in the same order."""
+    rank: int
+    """The follower, in the whole job."""
+    dataset: str
+    """How the follower's program asked for the dataset."""
+    data_rank: tuple[int, int]
+    """Its data-parallel rank, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The reader answers what a follower has to know of the dataset."""
+
+    length: int
+    """Batches of an epoch in a rank."""
+    micro_batches_per_step: int | None
+    """None without global batches."""
+    state: bytes
+    """The pickled state of the reader's loader before anything was taken or restored."""
+    refusal: str | None = None
+    """Why the reader does not serve this follower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """A follower asks for one more element, and says what it does not see any more."""
+
+    course: Course
+    given: int
+    """Elements, and ends of epochs, that it has taken before."""
+    released: tuple[int, ...]
+    """Arenas that nobody sees any more in its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """A follower closed its loader: if its connection ends now, nothing has gone wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A batch, or the end of an epoch."""
+
+    course: Course
+    given: int
+    """Elements, and ends of epochs, that came before."""
+    state: bytes
+    """The pickled state of the reader's loader after it."""
+    ends_epoch: bool
+    payload: Payload | None
+    """None at the end of an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Where the bytes of a batch are."""
+
+    arena: int
+    """Number of the arena; -1 for a small batch, whose bytes are `inline`."""
+    new_capacity: int
+    """Size of an arena that this follower has not seen, in bytes; its descriptor travels along. 0 otherwise."""
+    dropped: tuple[int, ...]
+    """Arenas that the reader will not use again."""
+    extents: list[Extent]
+    """See `serialization.deserialize`."""
+    tensors: TensorLayout | None
+    """See `serialization.deserialize`."""
+    must_copy: bool
+    """Whether the follower copies the batch at once, because many arenas are in use."""
+    on_gpu: bool
+    """Whether the batch was on the reader's GPU; it travels through the memory of the host."""
+    inline: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The reader waits for consumers that have not asked for a batch for some seconds."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An exception ended the reader's iteration."""
+
+    course: Course
+    given: int
+    error: StreamFailed
+
+
+FromFollower = Hello | Took | Goodbye
+FromReader = Welcome | Element | Waiting | Failed
+
+
+def encode(message: FromFollower | FromReader) -> bytes:
+    """Returns a message as bytes."""
+    return pickle.dumps(message, protocol=5)
+
+
+def decode(data: bytes) -> Any:
+    """Returns the message; both ends run as the same user, which was checked."""
+    return pickle.loads(data)

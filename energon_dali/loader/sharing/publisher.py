@@ -1,0 +1,342 @@
+"""Gives the batches of a reader to the ranks that follow it: written once into memory that all of them map."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import ConfigError, WorkerDiedError
+from energon_dali.loader.cuda_handoff import find_cuda_tensors
+from energon_dali.loader.processes.messages import failed_stream
+from energon_dali.loader.processes.serialization import SerializedBlock, serialize
+from energon_dali.loader.processes.shared_memory import Arena, ArenaStore
+from energon_dali.loader.sharing.connections import drain, readable
+from energon_dali.loader.sharing.messages import (
+    Course,
+    Element,
+    Failed,
+    FromReader,
+    Goodbye,
+    Hello,
+    Payload,
+    Took,
+    Waiting,
+    Welcome,
+    decode,
+    encode,
+)
+from energon_dali.samples.transfer import move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from energon_dali.datasets.stream import State
+    from energon_dali.loader.deferred_close import Closeable
+    from energon_dali.loader.processes.channel import Channel
+
+INLINE_BYTES = 16 << 10
+"""Batches of up to this size travel inside the message."""
+MOST_ARENAS = 32
+"""Blocks of memory that followers may hold; what they keep beyond that, they copy."""
+_SPARE_ARENAS = 2
+_NOTICE_SECONDS = 2.0
+"""After so long, consumers hear for whom the reader waits."""
+
+
+@dataclass(eq=False)
+class _Follower:
+    hello: Hello
+    channel: Channel
+    course: Course | None = None
+    """None until it asks for its first element."""
+    wanted: int = 0
+    """Number of the element that it asked for last."""
+    sent: int = 0
+    """Number of the next element that it has not been sent."""
+    has_left: bool = False
+    """Whether it closed its loader: then its process may end, and it may also go on."""
+    is_gone: bool = False
+    """Whether its connection has ended after that; nobody waits for it."""
+    known: set[int] = field(default_factory=set)
+    """Arenas whose descriptors it has."""
+    dropped: list[int] = field(default_factory=list)
+    """Arenas that it has to forget."""
+
+
+class Publisher:
+    """The followers of a loader, and the memory that they share. It outlives the iterations of the loader.
+
+    Args:
+        ranks: The followers, by their numbers in the whole job.
+        hello: What each of them has to say, apart from its rank.
+        welcome: What they are told.
+        depth: How many elements they may be behind.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], hello: Hello, welcome: Welcome, depth: int) -> None:
+        self._ranks = ranks
+        self._hello = hello
+        self._welcome = welcome
+        self._depth = depth
+        self._new: queue.SimpleQueue[_Follower] = queue.SimpleQueue()
+        self._followers: dict[int, _Follower] = {}
+        self._store = ArenaStore(_SPARE_ARENAS)
+        self._arenas: dict[int, Arena] = {}
+        self._users: dict[int, set[int]] = {}
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.waits_for: tuple[int, ...] = ()
+        """Ranks for which the reader has been waiting for some seconds."""
+        self.is_closed = False
+        self.running: Closeable | None = None
+        """What publishes now; it is closed before the connections."""
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when this is closed."""
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Lets `wait_for_room` look again; for other threads."""
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            os.eventfd_write(self._wake, 1)
+
+    def wait_for_room(self, course: Course, number: int, own: Callable[[], int | None], epoch_end: int) -> bool:
+        """Waits until every consumer has room for an element.
+
+        Args:
+            course: The course of the loader.
+            number: Of the element.
+            own: Returns the number of the element that the reader's own trainer asked for last; None to stop.
+            epoch_end: Number of the last end of an epoch; one of the consumers has to ask for more than that.
+
+        Returns:
+            False if it was told to stop.
+
+        Raises:
+            WorkerDiedError: A follower has ended.
+            ConfigError: A follower made other calls, or loads something else.
+        """
+        began = noticed = time.monotonic()
+        while True:
+            self._receive(course)
+            wanted = own()
+            if wanted is None:
+                return False
+            behind = [rank for rank in self._ranks if self._is_behind(rank, course, number)]
+            is_own_behind = number - wanted > self._depth
+            some_wants = wanted > epoch_end or any(
+                one.course == course and not one.has_left and one.wanted > epoch_end for one in self._followers.values()
+            )
+            if not behind and not is_own_behind and some_wants:
+                self._note(())
+                return True
+            now = time.monotonic()
+            if now - noticed > _NOTICE_SECONDS and some_wants:
+                noticed = now
+                self._note((*behind, *([self._hello.rank] if is_own_behind else [])))
+            channels = [one.channel.fileno() for one in self._followers.values()]
+            readable([self._wake, *channels], 0.25 if now - began < 1 else 1.0)
+            drain(self._wake)
+
+    def _note(self, ranks: tuple[int, ...]) -> None:
+        """Says for whom the reader waits."""
+        if ranks == self.waits_for:
+            return
+        self.waits_for = ranks
+        for one in self._followers.values():
+            if not one.is_gone:
+                self._send(one, Waiting(ranks))
+
+    def _is_behind(self, rank: int, course: Course, number: int) -> bool:
+        one = self._followers.get(rank)
+        if one is None:
+            return True
+        return not one.is_gone and (one.course != course or number - one.wanted > self._depth)
+
+    def _receive(self, course: Course) -> None:
+        while not self._new.empty():
+            one = self._new.get()
+            old = self._followers.get(one.hello.rank)
+            if old is not None:
+                self._part_from(old)
+            self._followers[one.hello.rank] = one
+        for one in [one for one in self._followers.values() if not one.is_gone]:
+            try:
+                while (received := one.channel.receive(wait=False)) is not None:
+                    self._take(one, decode(received[0]), course)
+            except (EOFError, OSError) as error:
+                self._part_from(one)
+                if one.has_left:
+                    one.is_gone = True
+                    self._followers[one.hello.rank] = one
+                    continue
+                raise WorkerDiedError(
+                    f"Rank {one.hello.rank}, which follows rank {self._hello.rank}, has ended or dropped its loader "
+                    "before this one did. Its own output says why. Ranks that share their batches end together."
+                ) from error
+
+    def welcome(self, hello: Hello, channel: Channel) -> None:
+        """Answers a follower, and takes it if its program is this one's; called in another thread."""
+        refusal = None
+        if hello.rank not in self._ranks:
+            refusal = f"rank {hello.rank} is not among the followers {self._ranks} of rank {self._hello.rank}"
+        elif replace(hello, rank=self._hello.rank) != self._hello:
+            refusal = (
+                f"its loader number {hello.loader} is for {hello.dataset}, as data-parallel rank {hello.data_rank[0]} "
+                f"of {hello.data_rank[1]}, and that of rank {self._hello.rank} for {self._hello.dataset}, as "
+                f"{self._hello.data_rank[0]} of {self._hello.data_rank[1]}"
+            )
+        one = _Follower(hello, channel)
+        self._send(one, self._welcome if refusal is None else replace(self._welcome, refusal=refusal))
+        if refusal is None:
+            self._new.put(one)
+            self.wake()
+        else:
+            channel.close()
+
+    def _take(self, one: _Follower, message: Took | Goodbye, course: Course) -> None:
+        if isinstance(message, Goodbye):
+            one.has_left = True
+            return
+        one.has_left = False
+        self._release(one, message.released)
+        if message.course.calls == course.calls and message.course != course:
+            raise ConfigError(
+                f"Rank {one.hello.rank} and rank {self._hello.rank} share their batches, and were not asked for the "
+                f"same: after {message.course.given} and {course.given} batches, restore_state_rank, skip_steps, "
+                "set_weights, resize or start_at were called with other arguments or in another order. Call them on "
+                "all ranks, with the same arguments and between the same batches."
+            )
+        if one.course != message.course:
+            one.sent = message.given
+        one.course, one.wanted = message.course, message.given
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def publish(self, course: Course, number: int, batch: Any, state: State, *, ends_epoch: bool) -> None:
+        """Sends an element to all followers that do not have it.
+
+        Args:
+            course: The course of the loader.
+            number: Of the element.
+            batch: The batch; None at the end of an epoch.
+            state: The state of the loader after it.
+            ends_epoch: Whether it is the end of an epoch.
+        """
+        receivers = [one for one in self._followers.values() if not one.is_gone and one.sent <= number]
+        if not receivers:
+            return
+        pickled = pickle.dumps(state, protocol=5)
+        payload, arena = (None, None) if ends_epoch else self._write(batch)
+        for one in receivers:
+            own, descriptors = self._payload_for(one, payload, arena)
+            self._send(one, Element(course, number, pickled, ends_epoch, own), descriptors)
+            one.sent = number + 1
+        if arena is not None:
+            self._users[arena.number] = {one.hello.rank for one in receivers}
+
+    def _write(self, batch: Any) -> tuple[Payload, Arena | None]:
+        on_gpu = next(find_cuda_tensors(batch), None) is not None
+        block = serialize(move(batch, "cpu", non_blocking=False) if on_gpu else batch, keep_aliasing=True)
+        if block.size <= INLINE_BYTES:
+            small = bytearray(block.size)
+            block.write(memoryview(small))
+            return _payload(block, -1, on_gpu=on_gpu, inline=bytes(small)), None
+        must_copy = len(self._users) >= MOST_ARENAS
+        arena = self._store.take(block.size)
+        self._arenas[arena.number] = arena
+        for number in self._store.take_dropped():
+            self._arenas.pop(number).close_descriptor()
+            for one in self._followers.values():
+                if number in one.known:
+                    one.known.discard(number)
+                    one.dropped.append(number)
+        block.write(arena.memory.data)
+        return _payload(block, arena.number, on_gpu=on_gpu, must_copy=must_copy), arena
+
+    def _payload_for(
+        self, one: _Follower, payload: Payload | None, arena: Arena | None
+    ) -> tuple[Payload | None, tuple[int, ...]]:
+        """Returns a payload with what one follower has to know, and the descriptors that it has to get."""
+        if payload is None or arena is None:
+            return payload, ()
+        dropped, one.dropped = tuple(one.dropped), []
+        if arena.number in one.known:
+            return replace(payload, dropped=dropped), ()
+        one.known.add(arena.number)
+        assert arena.descriptor is not None
+        return replace(payload, dropped=dropped, new_capacity=arena.capacity), (arena.descriptor,)
+
+    def fail(self, course: Course, number: int, error: BaseException) -> None:
+        """Sends an exception that ended the iteration to all followers."""
+        message = Failed(course, number, failed_stream(0, 0, error, None))
+        for one in self._followers.values():
+            if not one.is_gone:
+                self._send(one, message)
+
+    def _send(self, one: _Follower, message: FromReader, descriptors: tuple[int, ...] = ()) -> None:
+        data = encode(message)
+        try:
+            while not one.channel.send(data, descriptors, wait=False):
+                if self.is_closed:
+                    return
+                time.sleep(0.001)  # it has not taken what was sent before
+        except OSError:
+            pass  # `_receive` notices that it has ended
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _release(self, one: _Follower, arenas: tuple[int, ...]) -> None:
+        for number in arenas:
+            users = self._users.get(number)
+            if users is None:
+                continue
+            users.discard(one.hello.rank)
+            if not users:
+                del self._users[number]
+                self._store.give_back(number)
+
+    def _part_from(self, one: _Follower) -> None:
+        """Forgets a follower. What it still sees is never written again: its process may live on."""
+        one.channel.close()
+        self._followers.pop(one.hello.rank, None)
+        for number, users in list(self._users.items()):
+            if one.hello.rank in users:
+                del self._users[number]
+                self._store.abandon(number)
+                self._arenas.pop(number).close_descriptor()
+
+    def after_fork(self) -> None:
+        """Closes the connections in a forked child: followers would not notice that the reader has ended."""
+        for one in self._followers.values():
+            one.channel.close()
+        self._followers.clear()
+
+    def close(self) -> None:
+        """Ends all connections; followers then raise. May be called again."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.running is not None:
+            self.running.close()  # its thread waits for the connections
+        if self.on_close is not None:
+            self.on_close()
+        for one in self._followers.values():
+            one.channel.close()
+        self._followers.clear()
+        for arena in self._arenas.values():
+            arena.close_descriptor()
+        self._arenas.clear()
+        self._users.clear()
+        self._store = ArenaStore(_SPARE_ARENAS)
+        os.close(self._wake)
+
+
+def _payload(
+    block: SerializedBlock, arena: int, *, on_gpu: bool, must_copy: bool = False, inline: bytes = b""
+) -> Payload:
+    return Payload(arena, 0, (), block.extents, block.tensors, must_copy, on_gpu, inline)

@@ -1,0 +1,276 @@
+"""The loader of a rank that reads for others: its batches go to them and to its own trainer."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from energon_dali.datasets.followed import asked_as
+from energon_dali.errors import WatchdogTimeoutError, WorkerError
+from energon_dali.loader.cuda_handoff import CudaHandoff
+from energon_dali.loader.deferred_close import close_when_collected
+from energon_dali.loader.prefetcher import DirectPrefetcher, Prefetcher, ThreadPrefetcher
+from energon_dali.loader.savable_loader import SavableDataLoader, make_state
+from energon_dali.loader.sharing.connections import reception_of
+from energon_dali.loader.sharing.messages import Course, Hello, Welcome
+from energon_dali.loader.sharing.publisher import Publisher
+from energon_dali.shards.documents.state_entries import plain
+from energon_dali.shards.storage.forks import drop_in_child
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.stream import State
+    from energon_dali.loader.loader_options import LoaderOptions
+    from energon_dali.loader.watchdog import Watchdog
+
+T = TypeVar("T")
+
+_JOIN_SECONDS = 10.0
+_CLOSED = "The loader was closed; make a new iterator to go on."
+
+
+class ReaderLoader(SavableDataLoader[T]):
+    """A loader that also gives its batches to the ranks that follow this one; `get_savable_loader` makes it.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        **options: As those of SavableDataLoader.
+    """
+
+    shares_batches = True
+
+    def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
+        super().__init__(dataset, **options)
+        group = self.worker_config.share_group
+        assert group is not None, "get_savable_loader makes this for ranks that read for others"
+        self._course = Course()
+        self._count = 0
+        batches = self._tree.global_batches
+        first = self._make_state(self._delivered())
+        welcome = Welcome(
+            dataset.len_rank(),
+            None if batches is None else batches.micro_batches_per_step,
+            pickle.dumps(first, protocol=5),
+        )
+        number = group.next_number()
+        hello = hello_of(dataset, number, group.own.rank)
+        ranks = tuple(member.rank for member in group.followers)
+        self._publisher = Publisher(ranks, hello, welcome, self._options.prefetch_factor + 1)
+        drop_in_child(self._publisher)
+        close_when_collected(self, self._publisher)
+        reception = reception_of(group)
+        self._publisher.on_close = functools.partial(reception.unregister, number)
+        reception.register(number, self._publisher)
+
+    def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        inner = super()._start_prefetcher(options)
+        job = None if self._job is None else self._job.twin()
+        identity, reporter, metrics = self._identity, self._reporter, self._metrics
+
+        def state_after(snapshot: State, *, ends_epoch: bool) -> State:
+            if job is not None:
+                job.note(snapshot)
+                if ends_epoch:
+                    job.note_end(snapshot)
+            return make_state(identity, job, reporter, metrics, plain(snapshot))
+
+        return _PublishingPrefetcher(
+            inner, self._publisher, self._course, self._count, state_after, self._watchdog, options.prefetch_factor
+        )
+
+    def _next(self, epoch: int) -> T:
+        before = self._position
+        try:
+            return super()._next(epoch)
+        except StopIteration:
+            raise
+        except BaseException:  # what was taken is given back
+            self._count = before
+            raise
+
+    @property
+    def _position(self) -> int:
+        """Elements, and ends of epochs, that were delivered."""
+        running = self._prefetcher
+        return running.given if isinstance(running, _PublishingPrefetcher) else self._count
+
+    def _stop(self) -> bool:
+        running = self._prefetcher
+        stopped = super()._stop()
+        if isinstance(running, _PublishingPrefetcher):
+            self._count = running.given
+        return stopped
+
+    def _note_call(self, name: str, **arguments: Any) -> None:
+        self._course = self._course.after(name, self._position, arguments)
+
+
+def hello_of(dataset: SavableDataset[Any], number: int, rank: int) -> Hello:
+    """Returns what the loader of a dataset says of itself to the rank that reads.
+
+    Args:
+        dataset: The outermost dataset.
+        number: Of the loader.
+        rank: Of this process in the whole job.
+    """
+    config = dataset.worker_config
+    return Hello(number, rank, asked_as(dataset), (config.rank, config.world_size))
+
+
+_ELEMENT, _ENDED, _FAILED = object(), object(), object()
+
+
+class _PublishingPrefetcher:
+    """Takes elements of another prefetcher in a thread, and gives each to the followers and to the trainer.
+
+    Args:
+        inner: Gives the elements; from now on only the thread uses it.
+        publisher: The followers.
+        course: What the loader was asked for.
+        given: Elements, and ends of epochs, that were delivered before.
+        state_after: Returns the state of the loader after an element, from the snapshot of `inner`.
+        watchdog: Says how long a wait may take.
+        depth: Elements that may wait for the trainer.
+    """
+
+    def __init__(
+        self,
+        inner: Prefetcher,
+        publisher: Publisher,
+        course: Course,
+        given: int,
+        state_after: Callable[..., State],
+        watchdog: Watchdog,
+        depth: int,
+    ) -> None:
+        self._publisher = publisher
+        self._watchdog = watchdog
+        self._depth = depth
+        self.given = given
+        """Elements, and ends of epochs, that the trainer took."""
+        self.snapshot = inner.snapshot
+        self._failure: BaseException | None = None
+        self._inner = inner
+        self._handoff = CudaHandoff()
+        self._shared = _Shared(inner, publisher, course, given, state_after, self._handoff)
+        # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
+        name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
+        self._thread = threading.Thread(target=_run, args=(self._shared,), name=name, daemon=True)
+        publisher.running = self
+        self._thread.start()
+
+    @property
+    def occupancy(self) -> float | None:
+        return min(1.0, self._shared.items.qsize() / self._depth)
+
+    def next(self) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        self._shared.wanted = self.given
+        self._publisher.wake()
+        kind, value, snapshot = self._take()
+        if kind is _FAILED:
+            self._failure = value
+            raise value
+        self.snapshot = snapshot
+        self.given += 1
+        if kind is _ENDED:
+            raise StopIteration
+        element, ready = value
+        self._handoff.receive(element, ready)
+        return element
+
+    def _take(self) -> tuple[object, Any, Any]:
+        started = time.monotonic()
+        limit = self._watchdog.limit_seconds
+        while True:
+            try:
+                return self._shared.items.get(timeout=1.0)
+            except queue.Empty:
+                ranks = self._publisher.waits_for
+                waited = time.monotonic() - started
+                if ranks and limit is not None and waited > limit:
+                    raise late_ranks(ranks, waited) from None  # other waits are judged where they happen
+
+    def close(self) -> None:
+        self._shared.is_stopped = True
+        self._publisher.wake()
+        self._inner.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+
+def late_ranks(ranks: tuple[int, ...], seconds: float) -> WatchdogTimeoutError:
+    """Returns the error about ranks that do not take their batches.
+
+    Args:
+        ranks: Their numbers in the whole job.
+        seconds: How long others have waited for them.
+    """
+    named = f"Rank {ranks[0]} has" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} have"
+    return WatchdogTimeoutError(
+        f"{named} not asked for a batch for {seconds:.0f} s, and the ranks that share batches with it wait. All of "
+        "them must call next equally often, and skip_steps, set_weights, resize and the like between the same batches. "
+        "Leave a dimension of the mesh out of `shared` if its ranks need no batches, or raise "
+        "watchdog_timeout_seconds if a step may take that long."
+    )
+
+
+class _Shared:
+    """What the thread and the trainer share. The thread does not refer to the loader, so that this is collected."""
+
+    def __init__(
+        self,
+        inner: Prefetcher,
+        publisher: Publisher,
+        course: Course,
+        given: int,
+        state_after: Callable[..., State],
+        handoff: CudaHandoff,
+    ) -> None:
+        self.inner = inner
+        self.publisher = publisher
+        self.course = course
+        self.first = given
+        self.wanted = given
+        """Number of the element that the trainer asked for last."""
+        self.state_after = state_after
+        self.handoff = handoff
+        self.items: queue.SimpleQueue[tuple[object, Any, Any]] = queue.SimpleQueue()
+        self.is_stopped = False
+
+    def wanted_by_trainer(self) -> int | None:
+        return None if self.is_stopped or self.publisher.is_closed else self.wanted
+
+
+def _run(shared: _Shared) -> None:
+    """Thread body."""
+    publisher, course, number, epoch_end = shared.publisher, shared.course, shared.first, -1
+    try:
+        shared.handoff.enter()
+        while publisher.wait_for_room(course, number, shared.wanted_by_trainer, epoch_end):
+            try:
+                element = shared.inner.next()
+            except StopIteration:
+                snapshot = shared.inner.snapshot
+                state = shared.state_after(snapshot, ends_epoch=True)
+                publisher.publish(course, number, None, state, ends_epoch=True)
+                shared.items.put((_ENDED, None, snapshot))
+                epoch_end = number
+            else:
+                snapshot = shared.inner.snapshot
+                state = shared.state_after(snapshot, ends_epoch=False)
+                publisher.publish(course, number, element, state, ends_epoch=False)
+                shared.items.put((_ELEMENT, (element, shared.handoff.record(element)), snapshot))
+                element = None
+            number += 1
+        shared.items.put((_FAILED, WorkerError(_CLOSED), None))
+    except BaseException as error:
+        if not shared.is_stopped:
+            publisher.fail(course, number, error)
+        shared.items.put((_FAILED, error, None))

@@ -1,0 +1,114 @@
+"""A sample by number: where its parts are, and lists of such numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from energon_dali.decode.part_kind import find_part_kind
+from energon_dali.plan.rng import Int64Array
+
+ViewedKind = Literal["image", "av", "json", "text", "binary"]
+"""How a part is shown."""
+
+_TEXT_SUFFIXES = frozenset(
+    ("caption", "cls", "css", "csv", "htm", "html", "idx", "js", "log", "md", "py", "srt", "svg", "text", "transcript")
+) | {"tsv", "txt", "vtt", "xml", "yaml", "yml"}
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedPart:
+    """One part of a sample, with what the index has on it."""
+
+    number: int
+    """Its position among the parts of the sample."""
+    name: str
+    """What follows the first dot of its file name."""
+    offset: int
+    """Where its content begins in the shard, in bytes."""
+    size: int
+    """Size of its content in bytes."""
+    format: str = ""
+    """Format by its header, "" if the index does not know it."""
+    width: int = 0
+    """Width in pixels; 0 if the index does not know it."""
+    height: int = 0
+    """Height in pixels; 0 if the index does not know it."""
+
+    @property
+    def kind(self) -> ViewedKind:
+        """How it is shown, by its name."""
+        kind, suffix = find_part_kind(self.name)
+        suffix = (suffix or self.name.rpartition(".")[2]).lower()
+        if kind != "basic":
+            return kind
+        if suffix in ("json", "jsonl"):
+            return "json"
+        return "text" if suffix in _TEXT_SUFFIXES else "binary"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedSample:
+    """One sample, with what the index has on it."""
+
+    index: int
+    """Its number in the dataset, with shards in the order of the index."""
+    key: str
+    """Its key."""
+    shard: str
+    """Path of its shard within the dataset."""
+    shard_number: int
+    """Number of its shard."""
+    sample_number: int
+    """Its number within the shard."""
+    parts: tuple[ViewedPart, ...]
+    """Its parts, in the order of the shard."""
+
+    @property
+    def size(self) -> int:
+        """Size of all parts in bytes."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def thumbnail(self) -> ViewedPart | None:
+        """The part that stands for it in the grid: its first image, or else its first video or audio."""
+        return next((part for kind in ("image", "av") for part in self.parts if part.kind == kind), None)
+
+
+class Rows:
+    """A list of sample numbers made of ranges, which takes no memory per sample.
+
+    Args:
+        starts: int64[n]: number of the first sample of each range.
+        lengths: int64[n]: number of samples in each range.
+    """
+
+    def __init__(self, starts: Int64Array, lengths: Int64Array) -> None:
+        self.starts = starts
+        self.lengths = lengths
+        self._ends = np.cumsum(lengths)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, stop) of each range."""
+        return list(zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, start: int, stop: int) -> Int64Array:
+        """Returns the sample numbers of some rows, int64[at most stop - start]."""
+        rows = np.arange(max(0, start), min(stop, len(self)), dtype=np.int64)
+        ranges = np.searchsorted(self._ends, rows, "right")
+        result: Int64Array = self.starts[ranges] + rows - (self._ends[ranges] - self.lengths[ranges])
+        return result
+
+    def position(self, index: int) -> int | None:
+        """Returns the first row of a sample; None if it is not among them."""
+        found = np.flatnonzero((self.starts <= index) & (index < self.starts + self.lengths))
+        if not len(found):
+            return None
+        number = int(found[0])
+        return int(self._ends[number] - self.lengths[number] + index - self.starts[number])

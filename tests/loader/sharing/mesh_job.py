@@ -1,0 +1,237 @@
+"""A job whose ranks are a mesh, for the tests of ranks that share their batches.
+
+python -m tests.loader.sharing.mesh_job FOLDER OUT JSON    runs all ranks, each in a process; JSON is a `Plan`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import energon_dali as ed
+from energon_dali.compat import loading
+from energon_dali.samples.context_parallel import ContextCut
+
+BATCH_SIZE = 2
+
+
+@dataclass
+class Plan:
+    """What the ranks do."""
+
+    mesh: dict[str, int]
+    """Sizes by names of dimensions."""
+    data: list[str]
+    shared: list[str]
+    batches: int = 6
+    """Batches that each rank takes, or until the data ends."""
+    workers: int = 0
+    global_batch_size: int | None = None
+    repeat: bool = True
+    state: str | None = None
+    """File with a global state to restore."""
+    kill: dict[str, Any] = field(default_factory=dict)
+    """{"rank": which, "after": batches}: it kills itself; or {"worker_of": which, "after": batches}."""
+    pause_seconds: float = 0.0
+    """How long each rank waits before each batch, times its rank."""
+    calls: list[list[Any]] = field(default_factory=list)
+    """[after how many batches, method, arguments by name]."""
+    megatron: bool = False
+    """Whether the program takes its groups from Megatron-Core, and its loaders from `megatron.energon`."""
+    pairs: bool = False
+    """Whether the first half of the ranks are encoders, each for one rank of the other half."""
+    differ: bool = False
+    """Whether rank 1 leaves out a step more than the others."""
+    keep: bool = False
+    """Whether ranks keep all batches and compare them again at the end."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the loader."""
+    deliver: dict[str, str] | None = None
+    """Roles by field."""
+    cut: dict[str, int] | None = None
+    """Dimensions of tokens by field."""
+    absent: list[int] = field(default_factory=list)
+    """Ranks that never take a batch."""
+
+
+class Numbers(ed.DefaultTaskEncoder):  # type: ignore[type-arg]
+    """Makes a picture of each number, so that batches are larger than a message."""
+
+    @ed.stateless
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        number = int(sample.text.split()[-1])
+        return {
+            "__key__": sample.__key__,
+            "__restore_key__": sample.__restore_key__,
+            "number": torch.tensor(number),
+            "tokens": torch.arange(8) + 8 * number,
+            "pixels": torch.full((3, 40, 40), float(number)),
+            "text": sample.text,
+        }
+
+
+def digest(batch: Any) -> str:
+    """Returns a short text that is the same for equal batches alone."""
+    if not isinstance(batch, dict):
+        batch = dict(vars(batch))
+    found = hashlib.blake2b(digest_size=8)
+    for name, value in sorted(batch.items()):
+        content = value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+        found.update(name.encode() + content)
+    return found.hexdigest()
+
+
+def open_loader(folder: Path, config: ed.WorkerConfig, plan: Plan) -> Any:
+    """Returns the loader of a rank."""
+    dataset = ed.get_train_dataset(
+        folder,
+        worker_config=config,
+        batch_size=BATCH_SIZE,
+        shuffle_buffer_size=8,
+        repeat=plan.repeat,
+        global_batch_size=plan.global_batch_size,
+        task_encoder=Numbers(),
+    )
+    make: Any = loading.get_savable_loader if plan.megatron else ed.get_savable_loader
+    return make(dataset, **plan.options)
+
+
+def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
+    """Returns [digest of the batch, digest of the state after it] for each batch; "end" at the end of an epoch."""
+    seen: list[list[Any]] = []
+    kept = []
+    batches = iter(loader)
+    while len(seen) < plan.batches:
+        for after, method, arguments in plan.calls:
+            if after == len(seen):
+                more = {"stop": arguments["stop"] + 1} if plan.differ and rank == 1 else {}
+                getattr(loader, method)(**{**arguments, **more})
+        if rank is not None:
+            time.sleep(plan.pause_seconds * rank)
+            if plan.kill.get("after") == len(seen):
+                threading.Timer(plan.kill.get("delay", 0), kill, (plan, rank)).start()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            seen.append(["end", digest(loader.save_state_rank())])
+            batches = iter(loader)
+            continue
+        kept.append((batch, digest(batch)))
+        seen.append([digest(batch), digest(loader.save_state_rank())])
+        batch["pixels"].mul_(0).sub_(1)  # no other rank sees that
+        if plan.keep:
+            kept[-1] = (batch, digest(batch))
+        else:
+            kept.clear()
+    assert all(digest(batch) == was for batch, was in kept)
+    return seen
+
+
+def kill(plan: Plan, rank: int) -> None:
+    """Kills this process, or one of its workers, if it is meant."""
+    if plan.kill.get("rank") == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if plan.kill.get("worker_of") == rank:
+        for child in multiprocessing.active_children() or _children():
+            os.kill(child if isinstance(child, int) else child.pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def parallel_state(mesh: Any) -> Any:
+    """Returns the functions of `megatron.core.parallel_state` that are asked, for a mesh of dp and tp."""
+    return SimpleNamespace(
+        get_data_parallel_group=lambda: mesh.get_group("dp"),
+        get_tensor_model_parallel_group=lambda: mesh.get_group("tp"),
+        get_context_parallel_group=lambda: None,
+        get_pipeline_model_parallel_group=lambda: None,
+    )
+
+
+def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
+    """Runs a rank of the job, and writes what it saw."""
+    world = math.prod(plan.mesh.values())
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
+    cut = None if plan.cut is None else ContextCut(plan.cut)
+    options: dict[str, Any] = {"num_workers": plan.workers, "deliver": plan.deliver, "cut": cut}
+    config: ed.WorkerConfig
+    if plan.pairs:
+        half = world // 2
+        rows = [dist.new_group([*range(start, start + half)]) for start in (0, half)]
+        pairs = [dist.new_group([number, number + half]) for number in range(half)]
+        shared = {"pp": pairs[rank % half]}
+        config = ed.WorkerConfig.from_groups(rows[rank // half], shared=shared, **options)
+    elif plan.megatron:
+        config = ed.WorkerConfig.from_megatron(parallel_state(mesh), **options)
+    else:
+        config = ed.WorkerConfig.from_mesh(mesh, data=plan.data, shared=plan.shared, **options)
+    report: dict[str, Any] = {"data_rank": config.rank, "pid": os.getpid(), "began": time.time()}
+    try:
+        loader = open_loader(folder, config, plan)
+        report["kind"] = type(loader).__name__
+        if plan.state is not None:
+            loader.restore_state_global(json.loads(Path(plan.state).read_text()))
+        if rank in plan.absent:
+            time.sleep(5)
+        elif plan.cut is not None or plan.pairs:
+            parts = list(itertools.islice(loader, plan.batches))
+            report["fields"] = sorted(parts[0])
+            report["tokens"] = [part["tokens"].tolist() for part in parts]
+        else:
+            report["seen"] = taken(loader, plan, rank)
+            report["state"] = loader.save_state_global(global_dst_rank=_first(config))
+            report["length"] = len(loader)
+        loader.close()
+    except Exception as error:
+        report["error"] = [type(error).__name__, str(error), traceback.format_exc()]
+    report["seconds"] = time.time() - report.pop("began")
+    (out / f"rank-{rank}.json").write_text(json.dumps(report))
+    os._exit(0)  # without waiting for ranks that were killed
+
+
+def _first(config: ed.WorkerConfig) -> int:
+    if config.data_parallel_group is None:
+        return dist.get_rank()
+    return dist.get_process_group_ranks(config.data_parallel_group)[0]
+
+
+def main() -> None:
+    folder, out, text = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    plan = Plan(**json.loads(text))
+    processes = []
+    for rank in range(math.prod(plan.mesh.values())):
+        pid = os.fork()
+        if not pid:
+            be_rank(rank, folder, out, plan)
+        processes.append(pid)
+    for pid in processes:
+        os.waitpid(pid, 0)
+
+
+def command(python: str, folder: Path, out: Path, plan: Plan) -> list[str]:
+    """Returns the command that runs a job."""
+    return [python, "-m", "tests.loader.sharing.mesh_job", str(folder), str(out), json.dumps(asdict(plan))]
+
+
+if __name__ == "__main__":
+    main()
