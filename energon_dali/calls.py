@@ -1,9 +1,10 @@
-"""Checks the arguments of calls, and explains wrong ones: the valid ones, and the name that was probably meant."""
+"""Checks the arguments of calls, and explains wrong ones: valid names, and missing packages."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 import operator
 import sys
@@ -262,3 +263,21 @@ def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) 
             f"{name}={value!r} is a generator function, but must return exactly one result: give a function, "
             f"{what}, that returns it."
         )
+def import_extra(name: str, user: str, extra: str) -> Any:
+    """Returns a package that only an extra of this one installs.
+
+    Args:
+        name: Name of the module.
+        user: What needs it, at the beginning of a sentence.
+        extra: The extra.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{user} needs the package {error.name or name}, which is not installed. Install the extra: pip install "
+            f'"energon-dali[{extra}]".'
+        ) from error

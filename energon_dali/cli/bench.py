@@ -13,7 +13,7 @@ from energon_dali.shards.documents.content import show_bytes
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.diagnosis.bench import BenchResult, OpenDataset
+    from energon_dali.diagnosis.bench import BenchResult
     from energon_dali.diagnosis.rates import LoaderRate, Setting, StageRate
     from energon_dali.diagnosis.tune import TuneResult
 
@@ -136,16 +136,12 @@ class _Job:
         parts = {part.rpartition("/")[2] for batch in plan for sample in batch.samples for part in sample.part_bytes}
         return not parts or any(find_part_kind(part)[0] in ("image", "av") for part in parts)
 
-    @property
-    def open(self) -> OpenDataset:
+    def open(self, setting: Setting) -> SavableDataset[Any]:
         """Opens the dataset for a setting."""
         from energon_dali.diagnosis.rates import with_decoder
 
-        def opened(setting: Setting) -> SavableDataset[Any]:
-            encoder = with_decoder(self._encoder, setting.decoder)
-            return open_dataset(self._path, self._given, num_workers=setting.num_workers, encoder=encoder)
-
-        return opened
+        encoder = with_decoder(self._encoder, setting.decoder)
+        return open_dataset(self._path, self._given, num_workers=setting.num_workers, encoder=encoder)
 
 
 def _line(one: StageRate | LoaderRate) -> str:

@@ -99,20 +99,33 @@ def find_encoder(name: str | None) -> Any:
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def code_options(command: FunctionT) -> FunctionT:
-    """Adds --allow-imports and --allow-code to a command."""
-    command = click.option(
-        "--allow-code", is_flag=True, help="Run code that is in the dataset: sample_loader.py, pickled parts."
-    )(command)
-    return click.option(
+def add_options(*options: Callable[[FunctionT], FunctionT]) -> Callable[[FunctionT], FunctionT]:
+    """Returns a decorator that adds options to a command, in their order."""
+
+    def decorate(command: FunctionT) -> FunctionT:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+code_options = add_options(
+    click.option(
         "--allow-imports", is_flag=True, help="Import classes and functions of other packages that the dataset names."
-    )(command)
+    ),
+    click.option(
+        "--allow-code", is_flag=True, help="Run code that is in the dataset: sample_loader.py, pickled parts."
+    ),
+)
+"""Adds --allow-imports and --allow-code to a command."""
 
-
-def file_options(command: FunctionT) -> FunctionT:
-    """Adds --dataset-config, --split-config, --allow-imports and --allow-code to a command."""
-    command = click.option("--split-config", help="Name of the split file, if not split.yaml.")(code_options(command))
-    return click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")(command)
+file_options = add_options(
+    click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml."),
+    click.option("--split-config", help="Name of the split file, if not split.yaml."),
+    code_options,
+)
+"""Adds --dataset-config, --split-config and those of `code_options` to a command."""
 
 
 @contextmanager
@@ -137,7 +150,8 @@ def counting_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
 
 _SILENT_SECONDS = 2
 _COUNT = click.IntRange(min=1)
-_OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
+
+dataset_options = add_options(
     click.option("--split-part", help="Part of the split. [default: train, or val with --validation]"),
     click.option("--validation", is_flag=True, help="Open it as get_val_dataset does: in file order, one epoch."),
     click.option("--batch-size", type=_COUNT, help="Samples per batch; without it, single samples."),
@@ -161,13 +175,7 @@ _OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
     click.option("--encoder", metavar="MODULE:NAME", help="Your task encoder: a class, instance or function."),
     code_options,
 )
-
-
-def dataset_options(command: FunctionT) -> FunctionT:
-    """Adds the options of a dataset to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""Adds the options of a dataset to a command."""
 
 
 def open_dataset(

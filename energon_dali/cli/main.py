@@ -20,12 +20,12 @@ from energon_dali.calls import describe_nearest
 from energon_dali.errors import EnergonDaliError, StorageError
 
 _HOMES = {
-    "analyze-debug": "analyze_debug:analyze_debug",
+    "analyze-debug": "logs:analyze_debug",
     "bench": "bench:bench",
     "checkpoint": "checkpoint:checkpoint",
     "demo-data": "demo_data:demo_data",
     "doctor": "main:doctor",
-    "failures": "failures:failures",
+    "failures": "logs:failures",
     "info": "info:info",
     "lint": "preview:lint",
     "mount": "mount:mount",
@@ -37,7 +37,7 @@ _HOMES = {
     "seen": "seen:seen",
     "train": "main:train",
     "tune": "bench:tune",
-    "view": "view:view",
+    "view": "preview:view",
 }
 """Where each command is: module in this package, and name in it."""
 

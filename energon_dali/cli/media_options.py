@@ -5,52 +5,42 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 import click
 from tqdm import tqdm
 
+from energon_dali.cli.dataset_options import add_options
 from energon_dali.shards import PartFacts
 from energon_dali.shards.prepare.shard_job import ShardScan
 
-Command = TypeVar("Command", bound=Callable[..., object])
+media_options = add_options(
+    click.option(
+        "--media-metadata-by-glob",
+        metavar="GLOBS",
+        help="Describe media whose names match one of these patterns, such as '*.jpg,*.mp4'.",
+    ),
+    click.option("--media-metadata-by-header", is_flag=True, help="Describe media, found by their first bytes."),
+    click.option("--media-metadata-by-extension", is_flag=True, help="Describe media, found by their file suffix."),
+)
+"""Adds the three options `--media-metadata-by-*` to a command."""
 
-
-def media_options(command: Command) -> Command:
-    """Adds the three options `--media-metadata-by-*` to a command."""
-    for option in (
-        click.option("--media-metadata-by-extension", is_flag=True, help="Describe media, found by their file suffix."),
-        click.option("--media-metadata-by-header", is_flag=True, help="Describe media, found by their first bytes."),
-        click.option(
-            "--media-metadata-by-glob",
-            metavar="GLOBS",
-            help="Describe media whose names match one of these patterns, such as '*.jpg,*.mp4'.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def scan_options(command: Command) -> Command:
-    """Adds the options about where shards are scanned to a command."""
-    for option in (
-        click.option(
-            "--ray",
-            "ray_address",
-            metavar="ADDRESS",
-            help="Scan on a Ray cluster instead: auto, ray://HOST:10001, HOST:6379, or local for this machine.",
-        ),
-        click.option(
-            "--shards-in-flight",
-            type=click.IntRange(1),
-            default=32,
-            show_default=True,
-            help="Remote shards that are read at the same time, by all processes together.",
-        ),
-        click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core."),
-    ):
-        command = option(command)
-    return command
+scan_options = add_options(
+    click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core."),
+    click.option(
+        "--shards-in-flight",
+        type=click.IntRange(1),
+        default=32,
+        show_default=True,
+        help="Remote shards that are read at the same time, by all processes together.",
+    ),
+    click.option(
+        "--ray",
+        "ray_address",
+        metavar="ADDRESS",
+        help="Scan on a Ray cluster instead: auto, ray://HOST:10001, HOST:6379, or local for this machine.",
+    ),
+)
+"""Adds the options about where shards are scanned to a command."""
 
 
 def check_image(name: str, content: Callable[[], bytes]) -> PartFacts | None:

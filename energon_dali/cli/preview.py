@@ -1,8 +1,7 @@
-"""`energon-dali preview` shows samples in the terminal, and `lint` looks for those that training would lose."""
+"""`energon-dali preview` shows samples in the terminal, `view` in the browser; `lint` looks for faulty ones."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_dali.calls import import_extra
 from energon_dali.cli.dataset_options import all_parts, file_options
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
@@ -86,22 +86,18 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the samples of a split part in file order, with images as PIL images."""
     # Imported only here: the other commands start without the loader.
-    from energon_dali.assembly.mixture import LoadedSource, chained_plan, dataset_of
-    from energon_dali.assembly.opened_source import open_source
-    from energon_dali.assembly.options import DatasetOptions
+    from energon_dali.assembly.datasets import get_val_datasets
     from energon_dali.decode import SampleDecoder
-    from energon_dali.metadataset.resolve import resolve
-    from energon_dali.task_encoder.default import DefaultTaskEncoder
+    from energon_dali.diagnosis.step_plan import uncooked_encoder
     from energon_dali.worker_config import WorkerConfig
 
-    encoder: Any = DefaultTaskEncoder()
+    encoder = uncooked_encoder()
     encoder.decoder = SampleDecoder(image_decode="pilrgb")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    chosen = DatasetOptions.of_call(encoder, config, options, split_part=part, training=False)
-    files = {name: options[name] for name in ("dataset_config", "split_config") if name in options}
-    references = [dataclasses.replace(source, **files) for source in resolve(path, part).sources]
-    sources = [open_source(one, number, chosen, False) for number, one in enumerate(references)]
-    yield from dataset_of(chained_plan(sources), [LoadedSource(source, None) for source in sources], chosen)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    opened = get_val_datasets(
+        path, split_part=part, worker_config=config, task_encoder=encoder, allow_empty=True, **options
+    )
+    yield from itertools.chain.from_iterable(dataset for dataset, _ in opened)
 
 
 def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
@@ -199,3 +195,34 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
     if any(report.flaws for report in reports):
         raise SystemExit(1)
     click.echo("Done. Nothing is wrong.")
+
+
+@click.command("view")
+@click.argument("path")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
+@click.option("--open/--no-open", "opens", default=False, show_default=True, help="Open the page in the browser.")
+@click.option("--encoder", default="", metavar="MODULE:CLASS", help="Show what this task encoder makes of the samples.")
+@click.option("--split-part", default="train", show_default=True, help="Part of the split, for the encoder's batch.")
+@click.option("--batch-size", type=click.IntRange(min=0), default=4, show_default=True, help="0: the encoder groups.")
+@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="Samples from which the encoder chooses packs.")
+@file_options
+def view(path: str, port: int, opens: bool, batch_size: int, **given: Any) -> None:
+    """Show the dataset, the metadataset (.yaml), or the .jsonl file at PATH as a page in your browser.
+
+    The page is served on this machine alone, for the address that is printed, until Ctrl-C. Nothing of the dataset is
+    changed.
+    """
+    for package in ("jinja2", "starlette", "uvicorn"):
+        import_extra(package, "The page", "view")
+    from energon_dali.view.app import serve
+    from energon_dali.view.catalog import ViewOptions
+    from energon_dali.view.site import Site
+
+    options = ViewOptions(path, batch_size=batch_size or None, **given)
+    serve(Site(options), port, lambda address: _announce(address, opens))
+
+
+def _announce(address: str, opens: bool) -> None:
+    click.echo(f"{address}\nThis address is for you alone. Ctrl-C ends the page.")
+    if opens:
+        click.launch(address)

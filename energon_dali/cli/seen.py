@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_dali.calls import import_extra
 from energon_dali.cli.dataset_options import code_options, counting_bar, find_encoder
-from energon_dali.errors import ConfigError
 from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import source_config
 from energon_dali.loader.state_file import find_state_files, read_state_file
@@ -51,7 +51,7 @@ def seen(
     """
     from energon_dali.diagnosis.seen_samples import find_seen
 
-    parquet = _parquet()
+    parquet = import_extra("pyarrow.parquet", "A Parquet file", "pack")
     states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
     dataset = open_dataset_of(merge_states(states), path, task_encoder=find_encoder(encoder), **given)
     with counting_bar("Counting", "sample") as progress:
@@ -61,21 +61,6 @@ def seen(
         click.echo(line)
     for line in found.incomplete:
         click.echo(f"Incomplete: {line}", err=True)
-
-
-def _parquet() -> Any:
-    """Returns the module of pyarrow that writes Parquet.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(
-            "Parquet files are written with pyarrow, which is not installed. Run `pip install 'energon-dali[pack]'`."
-        ) from error
-    return pyarrow.parquet
 
 
 def open_dataset_of(

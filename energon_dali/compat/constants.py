@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from energon_dali.compat.names import TYPE_VARIABLE
+from energon_dali.compat.finder import TYPE_VARIABLE
 from energon_dali.decode.spec import AVDecode, ImageDecode
 from energon_dali.errors import FatalSampleError
 

@@ -71,22 +71,16 @@ def _in_copy(method: Callable[..., Any], outside: Callable[..., Any]) -> Callabl
     return call
 
 
-def _fields(dataset: SavableDataset[Any]) -> tuple[str, ...]:
-    """Returns the names of the attributes that the state of a user's dataset holds, as in Energon."""
-    fields: tuple[str, ...] = getattr(dataset, "_savable_fields", ())
-    return fields
-
-
-def own_state(dataset: SavableDataset[Any]) -> State:
+def own_state(dataset: Any) -> State:
     """Returns the class and the fields of a stream's copy that `_savable_fields` names."""
     state: State = {"__class__": type(dataset).__name__}
-    for name in _fields(dataset):
+    for name in dataset._savable_fields:
         value = getattr(dataset, name)
         state[name] = value.save_state() if hasattr(value, "save_state") else copy.deepcopy(value)
     return state
 
 
-def restore_own_state(dataset: SavableDataset[Any], state: State) -> None:
+def restore_own_state(dataset: Any, state: State) -> None:
     """Sets the fields of a stream's copy that `_savable_fields` names.
 
     Raises:
@@ -94,7 +88,7 @@ def restore_own_state(dataset: SavableDataset[Any], state: State) -> None:
     """
     if not isinstance(state, dict) or state.get("__class__") != type(dataset).__name__:
         raise StateError(f"This is not a state of {type(dataset).__name__}: restore one that this dataset saved.")
-    for name in _fields(dataset):
+    for name in dataset._savable_fields:
         if name not in state:
             raise StateError(f"The state of {type(dataset).__name__} lacks the field {name}.")
         value = getattr(dataset, name)
@@ -343,13 +337,9 @@ class StreamView(PassThroughDataset[Any]):
             self.restored_at_end = False
             return
         self.ended = False
-        while True:
-            try:
-                element = next(iterator)
-            except StopIteration:
-                self.ended = True
-                return
+        for element in iterator:  # noqa: UP028 - `yield from` would close it with this generator
             yield element
+        self.ended = True
 
     def save_state(self) -> State:
         self.asked = True
@@ -391,6 +381,7 @@ def _init_subclass(cls: type[Any], /, **options: Any) -> None:
 
 # In a stream's copy, a class that has no state of its own saves the fields that `_savable_fields` names.
 _base: Any = SavableDataset
+_base._savable_fields = ()
 _base.__init_subclass__ = classmethod(_init_subclass)
 _base.save_state = _in_copy(own_state, _base.save_state)
 _base.restore_state = _in_copy(restore_own_state, _base.restore_state)

@@ -53,11 +53,10 @@ class MediaFilterConfig:
         Raises:
             ConfigError: None, or more than one, is given.
         """
-        if bool(glob) + bool(header) + bool(extension) != 1:
+        found = MediaFilter.parse(glob, header, extension)
+        if found is None:
             raise ConfigError("Give exactly one of glob, header and extension.")
-        if glob:
-            return cls(MediaFilterStrategy.GLOB, glob.split(","))
-        return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
+        return cls(MediaFilterStrategy(found.strategy), list(found.patterns))
 
     def to_filter(self) -> MediaFilter:
         """Returns the same as this package's own filter."""

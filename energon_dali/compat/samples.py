@@ -166,6 +166,7 @@ SYSTEM_EXCEPTIONS = (
 """Errors that the next sample would meet too; a NameError is also an UnboundLocalError."""
 
 
+@dataclasses.dataclass(eq=False)
 class ErrorContext:
     """Counts consecutive failures of an operation.
 
@@ -175,11 +176,10 @@ class ErrorContext:
         tolerance: Consecutive failures after which the run ends; 0 is unlimited.
     """
 
-    def __init__(self, name: str, handler: Handler | None, tolerance: int = 100) -> None:
-        self.name = name
-        self.handler = handler
-        self.tolerance = tolerance
-        self._failures = 0
+    name: str
+    handler: Handler | None
+    tolerance: int = 100
+    _failures: int = dataclasses.field(default=0, init=False)
 
     def reset(self) -> None:
         """Counts from 0 again."""

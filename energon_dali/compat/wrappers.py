@@ -51,13 +51,6 @@ class BaseWrapperDataset(SavableDataset[Any]):
     def worker_has_samples(self) -> bool:
         return any(dataset.worker_has_samples() for dataset in self.datasets)
 
-    def can_restore_sample(self) -> bool:
-        return all(dataset.can_restore_sample() for dataset in self.datasets)
-
-    def assert_can_restore(self) -> None:
-        for dataset in self.datasets:
-            dataset.assert_can_restore()
-
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         """Returns the element of a key, made again: that of its only dataset, or (class name, number, key) of several.
 

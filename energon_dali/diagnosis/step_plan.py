@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from energon_dali.cache.store_index import StoreIndex
@@ -94,33 +94,24 @@ class PlannedBatch:
     """Its samples, in order."""
 
 
+@dataclass(eq=False)
 class StepPlan:
     """The batches of a range of steps; iterate it to get them as PlannedBatch, ordered by step and rank.
 
     `plan_steps` makes it.
-
-    Args:
-        steps: The steps that exist: fewer than were asked for if the data ends before.
-        notes: What the plan cannot know, or had to do, in sentences.
-        rows: Tuples (step, rank, stream, number of the element in the plan of that stream).
-        plans: The plans of the streams.
-        count_tokens: Returns the number of tokens of a sample.
     """
 
-    def __init__(
-        self,
-        steps: range,
-        notes: list[str],
-        rows: list[tuple[int, int, int, int]],
-        plans: dict[int, Planned],
-        count_tokens: CountTokens | None,
-    ) -> None:
-        self.steps = steps
-        self.notes = notes
-        self._rows = rows
-        self._plans = plans
-        self._count_tokens = count_tokens
-        self._media: dict[Source, StoreIndex | None] = {}
+    steps: range
+    """The steps that exist: fewer than were asked for if the data ends before."""
+    notes: list[str]
+    """What the plan cannot know, or had to do, in sentences."""
+    _rows: list[tuple[int, int, int, int]] = field(repr=False)
+    """Tuples (step, rank, stream, number of the element in the plan of that stream)."""
+    _plans: dict[int, Planned] = field(repr=False)
+    """The plans of the streams."""
+    _count_tokens: CountTokens | None
+    """Returns the number of tokens of a sample."""
+    _media: dict[Source, StoreIndex | None] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self._rows)

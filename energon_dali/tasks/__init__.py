@@ -15,8 +15,8 @@ _import_name, __dir__, __all__ = attach(
     {
         "checkpoint": "load_task",
         "composition": "compose",
-        "data_module": "TransformerDataConfig TransformerDataModule",
-        "instantiator": "HydraInstantiator Instantiator make_decoder",
+        "data_module": "TransformerDataConfig TransformerDataModule make_decoder",
+        "instantiator": "HydraInstantiator Instantiator",
         "task": "OptimizerConfig SchedulerConfig TaskTransformer",
         "training": "TrainResult run",
     },

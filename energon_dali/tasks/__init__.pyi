@@ -9,11 +9,11 @@ from energon_dali.tasks.composition import (
 from energon_dali.tasks.data_module import (
     TransformerDataConfig as TransformerDataConfig,
     TransformerDataModule as TransformerDataModule,
+    make_decoder as make_decoder,
 )
 from energon_dali.tasks.instantiator import (
     HydraInstantiator as HydraInstantiator,
     Instantiator as Instantiator,
-    make_decoder as make_decoder,
 )
 from energon_dali.tasks.task import (
     OptimizerConfig as OptimizerConfig,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +76,14 @@ class LoaderProgress(Callback):
         self._pause_began = None
 
 
+@dataclass(slots=True)
 class _Window:
     """What happened since the figures were last renewed."""
 
-    def __init__(self, began: float, blocked: float) -> None:
-        self.began = began
-        self.blocked = blocked
-        self.samples = 0
-        self.batches = 0
+    began: float
+    blocked: float
+    samples: int = 0
+    batches: int = 0
 
     def figures(self, now: float, blocked: float, world_size: int) -> dict[str, float]:
         seconds = max(now - self.began, 1e-9)
@@ -96,34 +97,29 @@ _MAX_POINTS = 1000
 """Per curve: of more, every second one is dropped, so that checkpoints stay small."""
 
 
+@dataclass(slots=True)
 class Curve:
-    """Points of a curve; of very many, evenly spread ones.
+    """Points of a curve; of very many, evenly spread ones."""
 
-    Args:
-        state: What `state_dict` returned; None begins again.
-    """
-
-    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
-        known = state or {"steps": [], "values": [], "stride": 1, "seen": 0}
-        self.steps: list[int] = list(known["steps"])
-        self.values: list[float] = list(known["values"])
-        self._stride: int = known["stride"]
-        self._seen: int = known["seen"]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what makes the same curve again, as plain values."""
-        return {"steps": list(self.steps), "values": list(self.values), "stride": self._stride, "seen": self._seen}
+    steps: list[int] = field(default_factory=list)
+    """Steps of the points, ascending."""
+    values: list[float] = field(default_factory=list)
+    """Their values."""
+    stride: int = 1
+    """One of so many points is kept."""
+    seen: int = 0
+    """Points that were added."""
 
     def add(self, step: int, value: float) -> None:
         """Adds a point; steps only grow."""
-        self._seen += 1
-        if self._seen % self._stride:
+        self.seen += 1
+        if self.seen % self.stride:
             return
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) > _MAX_POINTS:
             self.steps, self.values = self.steps[1::2], self.values[1::2]
-            self._stride *= 2
+            self.stride *= 2
 
 
 class LossCurve(Callback):
@@ -164,11 +160,11 @@ class LossCurve(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the points as plain values."""
-        return {name: curve.state_dict() for name, curve in self._curves.items()}
+        return {name: asdict(curve) for name, curve in self._curves.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over points that `state_dict` returned."""
-        self._curves = {name: Curve(points) for name, points in state_dict.items()}
+        self._curves = {name: Curve(**points) for name, points in state_dict.items()}
 
     def _take(self, trainer: Trainer, *, validation: bool) -> None:
         for name, value in trainer.callback_metrics.items():

@@ -1,4 +1,4 @@
-"""Makes the parts of a run out of their configs, and the decoder that a run chose."""
+"""Makes the parts of a run out of their configs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from energon_dali.calls import describe_nearest
-from energon_dali.decode import DaliDecoder, Decoder, MediaDecoder, SampleDecoder
-from energon_dali.decode.media_decoder import options_of
 from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.tasks.annotated_values import as_annotated, takes_module
 
@@ -291,29 +289,30 @@ def attribute_config(cfg: Config) -> Any:
     return OmegaConf.create(plain_config(cfg), flags={"allow_objects": True})
 
 
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
 def _taken(target: Callable[..., Any]) -> set[str] | None:
     """Returns the names of the arguments of a target; None if it takes any."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
+    parameters = _parameters(target)
+    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+    return {parameter.name for parameter in parameters if parameter.kind not in _VARIADIC}
 
 
 def _named(target: type) -> set[str]:
     """Returns the arguments that a class and its base classes name."""
     functions = [vars(base)["__init__"] for base in inspect.getmro(target) if "__init__" in vars(base)]
-    return {name for function in functions for name in _parameters(function)} - {"self"}
+    parameters = [parameter for function in functions for parameter in _parameters(function) or ()]
+    return {parameter.name for parameter in parameters if parameter.kind not in _VARIADIC} - {"self"}
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Returns the parameters of a function; None of a builtin without a signature."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return []
-    return [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
 
 
 def _name(target: Callable[..., Any]) -> str:
@@ -349,50 +348,3 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [p for p in trained if id(p) not in chosen], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-DecoderChoice = str | Decoder | Callable[..., Decoder] | None
-"""A name of `DECODERS`, a decoder, or what makes one of keyword options: a class, or a `functools.partial` of one."""
-
-DECODERS: dict[str, Callable[..., MediaDecoder]] = {
-    "dali": DaliDecoder,
-    "dali_cpu": partial(DaliDecoder, image_decode_device="cpu", video_decode_device="cpu"),
-    "dali_gpu": partial(DaliDecoder, image_decode_device="gpu", video_decode_device="gpu"),
-    "pil": SampleDecoder,
-}
-"""The backends by name: "dali" takes a GPU where there is one."""
-
-
-def make_decoder(choice: DecoderChoice = None, **options: Any) -> Decoder:
-    """Returns the decoder of a task encoder.
-
-    Args:
-        choice: The backend; None is DaliDecoder(). A decoder that was made already keeps all that `options` leave open.
-        **options: What the task needs of images: `image_decode`, `operations` and the other options of
-            `MediaDecoder`. They win over those of the choice.
-
-    Raises:
-        ConfigError: The choice makes no decoder, or an option cannot work.
-    """
-    if isinstance(choice, str):
-        if choice not in DECODERS:
-            raise ConfigError(f"decoder={choice!r} is unknown. Choose one of {', '.join(DECODERS)}, or give a decoder.")
-        choice = DECODERS[choice]
-    if isinstance(choice, MediaDecoder):
-        return type(choice)(**{**options_of(choice), **options}) if options else choice
-    if isinstance(choice, Decoder):
-        if options:
-            raise ConfigError(
-                f"A {type(choice).__name__} does not take {', '.join(options)}, which this task needs of its images. "
-                "Give what makes the decoder, such as its class, and not the decoder itself."
-            )
-        return choice
-    if choice is not None and not callable(choice):
-        raise ConfigError(
-            f"decoder={choice!r} makes no decoder. Give one of the names {', '.join(DECODERS)}, a decoder, or its "
-            "class; in a config, _target_ with _partial_: true."
-        )
-    decoder = (choice or DaliDecoder)(**options)
-    if not isinstance(decoder, Decoder):
-        raise ConfigError(f"{choice!r} made a {type(decoder).__name__}, which is not a decoder of energon_dali.")
-    return decoder

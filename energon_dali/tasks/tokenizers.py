@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from energon_dali.calls import import_extra
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -186,25 +187,6 @@ class ByteTokenizer:
         return {"input_ids": rows[0] if one else rows, "attention_mask": masks[0] if one else masks}
 
 
-def import_transformers(user: str) -> Any:
-    """Returns the package transformers.
-
-    Args:
-        user: What needs it, for the message.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            f"{user} needs the package transformers, which is not installed. Install the extra: "
-            'pip install "energon-dali[transformers]".'
-        ) from error
-    return transformers
-
-
 def pretrained_tokenizer(
     pretrained_model_name_or_path: str | None = None,
     *,
@@ -229,7 +211,7 @@ def pretrained_tokenizer(
             "tokenizer.pretrained_model_name_or_path has no value, and the backbone has none to share. Add "
             "tokenizer.pretrained_model_name_or_path=FOLDER to the command, or choose tokenizer=byte."
         )
-    auto = import_transformers("tokenizer=autotokenizer").AutoTokenizer
+    auto = import_extra("transformers", "tokenizer=autotokenizer", "transformers").AutoTokenizer
     try:
         return auto.from_pretrained(name, use_fast=use_fast, local_files_only=local_files_only, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from energon_dali.calls import import_extra
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.tokenizers import import_transformers
+from energon_dali.tasks.vision.gpt2 import check_length
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class SequenceGPT2(nn.Module):
         super().__init__()
         self.num_positions = num_positions
         sizes = _sizes(num_vocab, num_positions, embed_dim, num_heads, num_layers)
-        self.model = _new_model(import_transformers("SequenceGPT2").GPT2Model, sizes)
+        self.model = _new_model(import_extra("transformers", "SequenceGPT2", "transformers").GPT2Model, sizes)
         self.sos = nn.Parameter(torch.randn(embed_dim) * 0.02)
         self.head = nn.Linear(embed_dim, num_vocab, bias=False)
         self.clf_head = nn.Linear(embed_dim, num_classes)
@@ -65,14 +66,8 @@ class SequenceGPT2(nn.Module):
         Raises:
             ConfigError: There are more tokens than positions.
         """
-        length, batch = tokens.shape
-        if length > self.num_positions:
-            raise ConfigError(
-                f"SequenceGPT2 was given tokens of shape [{length}, {batch}] and has {self.num_positions} positions. "
-                f"Sequences come first: [T, B]. Transpose them if {length} is the batch size; otherwise make it with "
-                f"num_positions={length}, or give shorter sequences."
-            )
-        start = self.sos.expand(batch, 1, -1)
+        check_length(self, tokens, self.num_positions)
+        start = self.sos.expand(tokens.shape[1], 1, -1)
         vectors = torch.cat([start, self.model.wte(tokens[:-1].t())], dim=1)
         hidden = self.model(inputs_embeds=vectors, use_cache=False).last_hidden_state
         logits: torch.Tensor = self.head(hidden).transpose(0, 1)
@@ -167,7 +162,7 @@ class TransformersGPT2(nn.Module):
         config: Mapping[str, Any] | None = None,
         pretrained: str | None = None,
     ) -> None:
-        kind = import_transformers("TransformersGPT2").GPT2LMHeadModel
+        kind = import_extra("transformers", "TransformersGPT2", "transformers").GPT2LMHeadModel
         super().__init__()
         self.model: Any
         newer = pretrained_model_name_or_path is not None

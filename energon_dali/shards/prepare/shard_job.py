@@ -13,8 +13,8 @@ from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
 from energon_dali.shards.index.tar_index import missing_shard, scan_extents
 from energon_dali.shards.index.tar_scan import PartMember, ReadAt
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.request_pool import map_in_threads
 from energon_dali.shards.storage.protocols import RangeReader
+from energon_dali.shards.storage.request_pool import map_in_threads
 
 CheckPart = Callable[[str, Callable[[], bytes]], PartFacts | None]
 """Takes (part name, function that returns the content); returns what its header says, None for parts that it does not

@@ -14,8 +14,13 @@ from energon_dali.tasks.captioning.task_encoder import (
     PackedCaptioningTaskEncoder,
     image_options,
 )
-from energon_dali.tasks.data_module import Split, TransformerDataConfig, TransformerDataModule
-from energon_dali.tasks.instantiator import DecoderChoice, make_decoder
+from energon_dali.tasks.data_module import (
+    DecoderChoice,
+    Split,
+    TransformerDataConfig,
+    TransformerDataModule,
+    make_decoder,
+)
 from energon_dali.tasks.tokenizers import ByteTokenizer, TextCodec, Tokenizer
 
 

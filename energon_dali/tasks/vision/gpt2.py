@@ -70,6 +70,26 @@ def _check_sizes(owner: str, sizes: Mapping[str, int]) -> None:
         )
 
 
+def check_length(model: nn.Module, tokens: torch.Tensor, num_positions: int) -> None:
+    """Refuses sequences that are longer than a model's positions.
+
+    Args:
+        model: The model, for the message.
+        tokens: int64[T, B].
+        num_positions: Most tokens of a sequence.
+
+    Raises:
+        ConfigError: They are longer.
+    """
+    length, batch = tokens.shape
+    if length > num_positions:
+        raise ConfigError(
+            f"{type(model).__name__} was given tokens of shape [{length}, {batch}] and has {num_positions} positions. "
+            f"Sequences come first: [T, B]. Transpose them if {length} is the batch size; otherwise make it with "
+            f"num_positions={length}, or give shorter sequences."
+        )
+
+
 class Block(nn.Module):
     """A layer of GPT-2: attention to the pixels so far, then an MLP; both read a normalised input and add to it.
 
@@ -182,13 +202,8 @@ class GPT2(nn.Module):
         Raises:
             ConfigError: There are more pixels than positions.
         """
+        check_length(self, tokens, self.num_positions)
         length, batch = tokens.shape
-        if length > self.num_positions:
-            raise ConfigError(
-                f"GPT2 was given tokens of shape [{length}, {batch}] and has {self.num_positions} positions. Sequences "
-                f"come first: [T, B]. Transpose them if {length} is the batch size; otherwise make GPT2 with "
-                f"num_positions={length}, or use smaller images."
-            )
         hidden = torch.cat([self.sos.expand(1, batch, -1), self.token_embeddings(tokens[:-1])])
         hidden = hidden + self.position_embeddings.weight[:length, None]
         for layer in self.layers:

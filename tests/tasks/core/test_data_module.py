@@ -10,8 +10,7 @@ import torch
 from energon_dali import DaliDecoder, Resize, SampleDecoder
 from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule
-from energon_dali.tasks.instantiator import make_decoder
+from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule, make_decoder
 from energon_dali.tasks.loaders import EvalLoader
 from energon_dali.tasks.position import RandomState, check_state
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import shutil
-import tarfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -199,19 +198,15 @@ def _build(name: str, md5: str, content: CifarArchive, folder: Path, recipe: Spl
 
 def _write_part(folder: Path, part: str, prefix: str, images: LabelledImages, indices: Sequence[int]) -> None:
     """Writes the shards of a part; a key is the position of the image in the archive."""
+    from webdataset import TarWriter
+
     for shard, first in enumerate(range(0, len(indices), _SAMPLES_PER_SHARD)):
-        with tarfile.open(folder / f"{part}-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        with (folder / f"{part}-{shard:04d}.tar").open("wb") as file, TarWriter(file, mtime=0) as tar:
             for index in indices[first : first + _SAMPLES_PER_SHARD]:
                 buffer = io.BytesIO()
                 Image.fromarray(images.pixels[index]).save(buffer, "PNG")
-                _add(tar, f"{prefix}-{index:06d}.png", buffer.getvalue())
-                _add(tar, f"{prefix}-{index:06d}.cls", str(images.labels[index]).encode())
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = len(data)
-    tar.addfile(entry, io.BytesIO(data))
+                label = str(images.labels[index]).encode()
+                tar.write({"__key__": f"{prefix}-{index:06d}", "png": buffer.getvalue(), "cls": label})
 
 
 DatasetClass = Callable[..., Any]

@@ -9,8 +9,13 @@ from typing import Any
 from energon_dali.decode import HorizontalFlip, Resize
 from energon_dali.errors import ConfigError
 from energon_dali.kernels.color_quantize import Palette
-from energon_dali.tasks.data_module import Split, TransformerDataConfig, TransformerDataModule
-from energon_dali.tasks.instantiator import DecoderChoice, make_decoder
+from energon_dali.tasks.data_module import (
+    DecoderChoice,
+    Split,
+    TransformerDataConfig,
+    TransformerDataModule,
+    make_decoder,
+)
 from energon_dali.tasks.vision import PictureTaskEncoder
 from energon_dali.tasks.vision.igpt.cifar_archive import CIFAR10_MD5, CIFAR10_URL, SIDE_PX, download
 from energon_dali.tasks.vision.igpt.cifar_shards import (
