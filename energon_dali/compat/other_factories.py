@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from energon_dali import samples
+from energon_dali.samples import kinds
 from energon_dali.assembly.factory_join import FactoryColumn, open_factory_join
 from energon_dali.assembly.opened_source import open_source
 from energon_dali.cache import FileStore, JsonlFileStore
@@ -78,7 +78,7 @@ for _name, _sample_type in TYPED_FACTORIES.items():
         {
             "__module__": __name__,
             "__doc__": f"Makes samples of {_sample_type}; deprecated.",
-            "__sample_type__": getattr(samples, _sample_type),
+            "__sample_type__": getattr(kinds, _sample_type),
         },
     )
 
