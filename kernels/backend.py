@@ -1,14 +1,16 @@
-"""Chooses what an operation runs on: the Triton kernel on a GPU where Triton works, the reference elsewhere."""
+"""Chooses what an operation runs on: the Triton kernel on a GPU where Triton works, the reference elsewhere.
+
+An operation is a folder: its arguments, results and reference in `__init__.py`, and `kernel.py`, which needs Triton.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 Backend = Literal["triton", "reference"]
 
@@ -57,3 +59,13 @@ def _choice(operation: str, device_type: str) -> Backend:
     backend: Backend = "triton" if device_type == "cuda" and not why else "reference"
     _LOG.debug("%s on %s runs on the %s backend%s", operation, device_type, backend, f", as {why}" if why else "")
     return backend
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a small CPU tensor on a device. The copy is from pinned memory, so the host does not wait for it.
+
+    Args:
+        tensor: On the CPU.
+        device: The device.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

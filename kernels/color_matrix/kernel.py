@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 import triton
 import triton.language as tl
 
 from ..normalization import as_integers
-from .matrix import FRACTION_BITS
-
-if TYPE_CHECKING:
-    import torch
+from . import FRACTION_BITS
 
 _BLOCK = 1024
 """Pixels per program: 3 KiB read, 3 to 12 KiB written."""
@@ -152,7 +148,7 @@ def convert_colors_triton(
     result: torch.Tensor,
     channels_first: bool,
 ) -> None:
-    """Writes what `reference.convert_colors_reference` returns into `result`; does not synchronise the stream.
+    """Writes what `convert_colors_reference` returns into `result`; does not synchronise the stream.
 
     Args:
         frames: uint8[N, F, H, W, 3], contiguous.
@@ -161,8 +157,6 @@ def convert_colors_triton(
         result: uint8 or a floating type; contiguous, [N, F, 3, H, W] if channels_first, else [N, F, H, W, 3].
         channels_first: Layout of the result.
     """
-    import torch
-
     clips, frames_per_clip, height, width, _ = frames.shape
     pixels = height * width
     if not frames.numel():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
-from ..pad_stack.kernel import on_device
-from .rows import Segment
-
-if TYPE_CHECKING:
-    import torch
+from ..backend import on_device
+from . import Segment
 
 _BLOCK = 1024
 """Tokens of a segment per program."""
@@ -49,7 +46,7 @@ def pack_tokens_triton(
     tokens: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes what `reference.pack_tokens_reference` writes, and returns int32[m + 1], the starts on the device.
+    """Writes what `pack_tokens_reference` writes, and returns int32[m + 1], the starts on the device.
 
     Does not synchronise the CUDA stream.
 
@@ -60,8 +57,6 @@ def pack_tokens_triton(
         tokens: dtype[R * L], contiguous; no segment of 2**26 or more.
         position_ids: int32[R * L], contiguous.
     """
-    import torch
-
     starts = torch.tensor([*(segment.start for segment in segments), tokens.numel()], dtype=torch.int32)
     cu_seqlens = on_device(starts, tokens.device)
     if not segments:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
+from ..backend import on_device
 from ..normalization import as_integers
-from ..pad_stack.kernel import on_device, spans_far
-from .patches import Grid, token_starts
-
-if TYPE_CHECKING:
-    import torch
+from ..pad_stack.kernel import spans_far
+from . import Grid, token_starts
 
 _TOKENS = 16
 """Tokens per program: neighbours in a row of patches, whose pixels are adjacent."""
@@ -106,7 +104,7 @@ def patchify_triton(
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes what `reference.patchify_reference` writes; returns int32[n + 1], the cumulative lengths on the device.
+    """Writes what `patchify_reference` writes; returns int32[n + 1], the cumulative lengths on the device.
 
     Does not synchronise the CUDA stream.
 
@@ -118,8 +116,6 @@ def patchify_triton(
         tokens: dtype[S, C * T * P * P], contiguous.
         positions: int32[S, 3], contiguous.
     """
-    import torch
-
     grids = [Grid.of(clip, patch_size, frames_per_patch) for clip in clips]
     cu_seqlens = on_device(torch.tensor(token_starts(grids), dtype=torch.int32), tokens.device)
     if not tokens.numel():

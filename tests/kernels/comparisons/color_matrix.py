@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
-from energon_dali.kernels.color_matrix.matrix import FRACTION_BITS
-from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+from energon_dali.kernels.color_matrix import FRACTION_BITS, IDENTITY, ColorMatrix, convert_colors_reference
 from energon_dali.kernels.normalization import Normalization, values_of_levels
 
 from tests.kernels.comparisons.poison import poisons

@@ -6,8 +6,7 @@ from unittest import mock
 
 import torch
 from energon_dali.kernels.normalization import Normalization, values_of_levels
-from energon_dali.kernels.patchify.patches import Grid, token_starts
-from energon_dali.kernels.patchify.reference import patchify_reference
+from energon_dali.kernels.patchify import Grid, patchify_reference, token_starts
 
 from tests.kernels.comparisons.poison import poisons
 from tests.kernels.ragged import SIZES, images_of

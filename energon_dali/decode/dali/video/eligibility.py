@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
-from energon_dali.kernels.color_matrix import STANDARDS
 
 if TYPE_CHECKING:
     from energon_dali.decode.clips import ClipsHandle
@@ -69,7 +68,7 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal:
     if not handle.uniform_frames:
         return False
     try:
-        return handle.find_colour().matrix in STANDARDS
+        return handle.find_colour().matrix != "rgb"
     except DecodeError:
         return False
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from energon_dali.errors import ConfigError
-from energon_dali.kernels.color_quantize import Palette, color_quantize
-from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
+from energon_dali.kernels.color_quantize import UNITS_PER_LEVEL, Palette, color_quantize
 
 
 def quantize(x: torch.Tensor, centroids: Palette | torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from energon_dali.errors import ConfigError
-from energon_dali.kernels.color_quantize import Palette
-from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
+from energon_dali.kernels.color_quantize import UNITS_PER_LEVEL, Palette
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
 from energon_dali.tasks.vision.igpt.samples import SamplesCallback
 from energon_dali.tasks.vision.igpt.sequence import _to_sequence, draw_pixels, quantize, to_images
