@@ -51,8 +51,8 @@ DEFAULT_MAX_BATCH_SIZE = 64
 class DaliDecoder(MediaDecoder):
     """Decodes media in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and more.
 
-    Images equal those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise within the
-    limits of the module `tolerance`. PIL decodes the formats that DALI would decode differently. Clips
+    Images equal those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise up to
+    rounding (docs/decoders.md says how far). PIL decodes the formats that DALI would decode differently. Clips
     (`av_decode=VideoClips(...)`) have the frames and timestamps of SampleDecoder; PyAV decodes what DALI cannot.
     Without DALI, "auto" decodes as SampleDecoder does. A decoder is cheap to make (also at class level) and picklable:
     the first block imports DALI and builds a pipeline.

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from energon_dali import CaptioningSample, CrudeSample
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.decode.dali.tolerance import CPU_BILINEAR, explain_difference
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.tasks.multimodal.captioning.images import images_of
 from energon_dali.tasks.multimodal.captioning.rows import IGNORED, lay_rows, packed_causal_mask
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, EncodedCaption
 from energon_dali.tasks.multimodal.captioning.task_encoder import PackedCaptioningTaskEncoder, cook_caption
 from tests.datasets.oracle import check_resume
+from tests.decode.tolerance import CPU_BILINEAR, explain_difference
 from tests.tasks.captioning.captions import SIZES, TOKENIZER, cropped, encoded, encoder, packed_dataset, two_datasets
 
 PATCH = SIZES["patch_size"]
