@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from energon_dali.decode.formats import Buffer
-from energon_dali.decode.formats.registry import FORMATS, PIL_NAMES
+from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
+from energon_dali.decode.formats.png import open_plain_png
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry
-from energon_dali.decode.plain_png import open_plain_png
 from energon_dali.decode.reduction import Reduction, find_reduction
 from energon_dali.errors import DecodeError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from energon_dali.decode.formats.registry import FORMATS
+from energon_dali.decode.formats import FORMATS
 from energon_dali.decode.front_ends.layout import IMAGE
 from energon_dali.decode.geometry import Geometry, handle_geometry
 

@@ -11,7 +11,8 @@ from struct import error as struct_error
 
 from PIL import Image
 
-from energon_dali.decode.formats import Buffer, ImageFormat, ImageHeader, IrregularHeaderError, registry
+from energon_dali.decode import formats
+from energon_dali.decode.formats import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
 from energon_dali.decode.pil import open_image
 from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS
 from energon_dali.errors import DecodeError
@@ -41,8 +42,8 @@ def screen_image(
     """
     if len(data) > max_bytes:
         raise DecodeError(f"The file has {len(data):,} bytes, the limit max_bytes is {max_bytes:,}", route="screen")
-    match = registry.SIGNATURES.match(data)
-    known = None if match is None else registry.FORMATS[match.lastgroup or ""]
+    match = formats.SIGNATURES.match(data)
+    known = None if match is None else formats.FORMATS[match.lastgroup or ""]
     try:
         if known is None or known.read_header is None:
             raise IrregularHeaderError
@@ -73,7 +74,7 @@ def _open_with_pil(data: Buffer, recognised: ImageFormat | None) -> ImageHeader:
         name = "" if recognised is None else recognised.name
         raise DecodeError(error.reason, error.format or name, "screen") from error
     pil_name = image.format or ""
-    format = registry.PIL_NAMES.get(pil_name.upper()) or ImageFormat(pil_name.lower())
+    format = formats.PIL_NAMES.get(pil_name.upper()) or ImageFormat(pil_name.lower())
     width, height = image.size
     if format.swaps_sides is not None and format.swaps_sides(image):
         width, height = height, width

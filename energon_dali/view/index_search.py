@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.decode.formats.registry import FORMATS
+from energon_dali.decode.formats import FORMATS
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import ShardExtents
 from energon_dali.view.dataset import ViewedDataset
