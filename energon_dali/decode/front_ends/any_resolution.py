@@ -12,7 +12,6 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, cropp
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import View
 from energon_dali.decode.front_ends.processor_config import LARGEST_SIDE, is_integer
-from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def take_resolution_fields(
         allowed = f"a list of [height, width], whole numbers between 1 and {LARGEST_SIDE:,}"
         raise config.invalid("image_grid_pinpoints", given, allowed)
     return {
-        **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+        **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
         "resolutions": canvases,
         "overview": overview,
         "cut": cut,

@@ -11,7 +11,6 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ class FixedSize(FrontEnd):
             if _pair(pad_size) not in (None, final):
                 raise config.error(f"pad_size={pad_size} pads images of {final}, which is not supported")
         return cls(
-            **take_conversion(config, default.mean, default.std, default.filter, rgb=default.convert_rgb),
+            **config.take_conversion(default.mean, default.std, default.filter, rgb=default.convert_rgb),
             size=pair,
             shortest_edge=shortest,
             crop=crop,

@@ -14,7 +14,6 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.layout import VideoLayout, View
 from energon_dali.decode.front_ends.qwen_video import frames_at_steps
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.front_ends.shared_fields import take_conversion, take_pair, take_texts
 from energon_dali.decode.front_ends.video_front_end import (
     VideoFrontEnd,
     frame_sampling,
@@ -47,7 +46,7 @@ class FrameVideo(VideoFrontEnd):
             ConfigError: It is something else, or frames are cropped.
         """
         config.require("do_center_crop", False, "frames of videos are not cropped")
-        return take_pair(config, 384)
+        return config.take_pair(384)
 
     @abstractmethod
     def tokens(self, frames: int) -> int:
@@ -98,7 +97,7 @@ class LlavaOnevisionVideo(FrameVideo):
     def from_config(cls, config: ProcessorConfig) -> Self:
         take_unused(config)
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
             size=cls.take_size(config),
             video_token=config.outer_text("video_token", cls.video_token),
             num_image_tokens=config.outer_integer("num_image_tokens", cls.num_image_tokens, least=1),
@@ -147,9 +146,9 @@ class InternVLVideo(FrameVideo):
     def from_config(cls, config: ProcessorConfig) -> Self:
         take_unused(config)
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
             size=cls.take_size(config),
-            **take_texts(config, cls, "video_token", "image_token", "start_image_token", "end_image_token"),
+            **config.take_texts(cls, "video_token", "image_token", "start_image_token", "end_image_token"),
             tile_tokens=config.outer_integer("image_seq_length", cls.tile_tokens, least=1),
             initial_shift=_initial_shift(config),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),

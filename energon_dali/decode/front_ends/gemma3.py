@@ -13,7 +13,6 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
-from energon_dali.decode.front_ends.shared_fields import take_pair
 from energon_dali.errors import ConfigError, DecodeError
 
 _PROCESSOR_DEFAULTS = {
@@ -70,7 +69,7 @@ class Gemma3(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        pair = take_pair(config, 224)
+        pair = config.take_pair(224)
         given = {name: config.take(name) for name in _PROCESSOR_DEFAULTS}
         if config.outer:
             passed = config.outer.get("images_kwargs")

@@ -13,7 +13,6 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
 from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
-from energon_dali.decode.front_ends.shared_fields import take_texts
 from energon_dali.decode.front_ends.video_front_end import take_unused, word_tokens
 from energon_dali.errors import ConfigError
 
@@ -61,7 +60,7 @@ class Glm4VVideo(PatchedVideo):
         take_unused(config, "max_image_size", "num_frames")
         return cls(
             **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
-            **take_texts(config, cls, "video_token", "image_token"),
+            **config.take_texts(cls, "video_token", "image_token"),
             samples=config.take_flag("do_sample_frames", True),
             fps=config.take_number("fps", 2.0),
             max_duration=config.take_number("max_duration", 300),

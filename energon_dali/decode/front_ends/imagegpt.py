@@ -15,7 +15,6 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, finite_number
-from energon_dali.decode.front_ends.shared_fields import take_conversion, take_pair
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,7 @@ class ImageGPT(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        pair = take_pair(config, 256, square=True)
+        pair = config.take_pair(256, square=True)
         colours = config.take("clusters")
         clusters: tuple[tuple[float, ...], ...] | None = None
         if config.take_flag("do_color_quantize", True):
@@ -55,7 +54,7 @@ class ImageGPT(FrontEnd):
             if not clusters:
                 raise config.invalid("clusters", colours, _CLUSTERS)
         return cls(
-            **take_conversion(config, HALF, HALF, "bilinear", rgb=False),
+            **config.take_conversion(HALF, HALF, "bilinear", rgb=False),
             size=pair,
             clusters=clusters,
         )

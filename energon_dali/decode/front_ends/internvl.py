@@ -13,7 +13,6 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, requi
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.shared_fields import height_and_width, take_conversion, take_texts
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
@@ -54,7 +53,7 @@ class InternVL(FrontEnd):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 384, "width": 384}, square=True)
-        tile_size = height_and_width(config, size)
+        tile_size = config.height_and_width("size", size)
         outer = config.outer
         around = outer.get("processor_class")
         if around not in (None, "InternVLProcessor"):
@@ -65,14 +64,14 @@ class InternVL(FrontEnd):
         # InternVL's processor cuts images whatever its image processor says.
         tiles = config.take_flag("crop_to_patches", False) or around is not None
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
             tile_size=tile_size,
             tiles=tiles,
             min_tiles=config.take_integer("min_patches", 1, most=_MOST_TILES),
             max_tiles=config.take_integer("max_patches", 12, most=_MOST_TILES),
             tile_tokens=config.outer_integer("image_seq_length", 256, least=1),
             resizes=config.take_flag("do_resize", True),
-            **take_texts(config, cls, "image_token", "start_image_token", "end_image_token"),
+            **config.take_texts(cls, "image_token", "start_image_token", "end_image_token"),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:

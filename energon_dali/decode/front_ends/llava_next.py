@@ -14,7 +14,6 @@ from energon_dali.decode.front_ends.any_resolution import (
     without_padding,
 )
 from energon_dali.decode.front_ends.layout import ImageLayout
-from energon_dali.decode.front_ends.shared_fields import take_around
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class LlavaNext(AnyResolution):
             config, {"shortest_edge": 224}, {"height": 224, "width": 224}, True, _RESOLUTIONS
         )
         outer = config.outer
-        around = take_around(config, "LlavaNextProcessor", "LlavaNextVideoProcessor")
+        around = config.take_around("LlavaNextProcessor", "LlavaNextVideoProcessor")
         # LLaVA-NeXT's processor pads whatever its image processor says.
         fields["pads_batch"] = fields["pads_batch"] or around is not None
         if "patch_size" in outer:

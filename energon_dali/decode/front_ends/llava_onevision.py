@@ -17,7 +17,6 @@ from energon_dali.decode.front_ends.any_resolution import (
 )
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
 from energon_dali.decode.front_ends.layout import ImageLayout
-from energon_dali.decode.front_ends.shared_fields import take_around
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class LlavaOnevision(AnyResolution):
     def from_config(cls, config: ProcessorConfig) -> Self:
         fields = take_resolution_fields(config, {"height": 384, "width": 384}, {}, False, _RESOLUTIONS)
         outer = config.outer
-        take_around(config, "LlavaOnevisionProcessor")
+        config.take_around("LlavaOnevisionProcessor")
         fields["background"] = background_color(config, CLIP_MEAN)
         if "num_image_tokens" in outer:
             fields["num_image_tokens"] = config.outer_integer("num_image_tokens", 729, least=1)

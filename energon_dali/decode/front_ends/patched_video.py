@@ -18,7 +18,6 @@ from energon_dali.decode.front_ends.qwen2_vl import (
     take_pixels,
 )
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def take_patch_fields(
         ConfigError: A value is not supported.
     """
     return {
-        **take_conversion(config, mean, std, "bicubic", rgb=None),
+        **config.take_conversion(mean, std, "bicubic", rgb=None),
         "min_pixels": pixels[0],
         "max_pixels": pixels[1],
         **take_patches(config, patch_size),

@@ -14,7 +14,6 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA
-from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Qwen2VL(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         min_pixels, max_pixels = take_pixel_range(config, cls.default_pixels)
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             **take_patches(config, 14),

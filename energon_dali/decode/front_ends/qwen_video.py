@@ -15,7 +15,6 @@ from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
 from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
 from energon_dali.decode.front_ends.qwen2_vl import smart_resize, take_pixel_range
-from energon_dali.decode.front_ends.shared_fields import take_texts
 from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused, word_tokens
 from energon_dali.errors import DecodeError
 
@@ -127,7 +126,7 @@ class Qwen3VLVideo(PatchedVideo):
         take_unused(config, "max_image_size", "max_duration")
         return cls(
             **take_patch_fields(config, pixels, mean=HALF, std=HALF, patch_size=16),
-            **take_texts(config, cls, "video_token", "vision_start_token", "vision_end_token"),
+            **config.take_texts(cls, "video_token", "vision_start_token", "vision_end_token"),
             **_take_limits(config, 768),
             **frame_sampling(config, num_frames=None, fps=2.0, samples=True),
         )

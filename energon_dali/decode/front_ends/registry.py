@@ -1,7 +1,9 @@
-"""The families of front ends, and the choice of one for a processor."""
+"""The families of front ends, the choice of one for a processor, and reading its configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
@@ -17,18 +19,22 @@ from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.pixtral import Pixtral
-from energon_dali.decode.front_ends.processor_config import read_processor, read_video_processor
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.json_text import parse_json
 
 if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.pixel_values import Arithmetic
     from energon_dali.decode.front_ends.resampling import Resampling
     from energon_dali.decode.spec import ImageDtype
 
 Made = TypeVar("Made", bound=FrontEnd)
+
+_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedSize,
@@ -90,3 +96,141 @@ def make_front_end(
         f"There is no front end for {config.type_name}. Covered are {known}. Run this processor in encode_sample on "
         "what the decoder gives."
     )
+
+
+def read_processor(processor: object) -> ProcessorConfig:
+    """Returns the configuration of a processor.
+
+    Args:
+        processor: An image processor, video processor, or processor with an image processor; or the path of a folder
+            that one was saved to, or of its JSON file. transformers is not needed for a path.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(processor, (str, Path)):
+        return _read_folder(Path(processor))
+    if isinstance(processor, Mapping):
+        return _from_values(processor)
+    return _from_object(processor, getattr(processor, "image_processor", None))
+
+
+def read_video_processor(processor: object) -> ProcessorConfig:
+    """Returns the configuration of the video half of a processor.
+
+    Args:
+        processor: A video processor, or a processor with one; or the path of a folder that one was saved to, or of its
+            JSON file. A folder from before there were video processors has one file for images and videos.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(processor, Mapping):
+        return _from_video_values(processor)
+    if not isinstance(processor, (str, Path)):
+        return _from_object(processor, getattr(processor, "video_processor", None))
+    path = Path(processor)
+    files = {name: _read_json(path / name) for name in _FILES if (path / name).is_file()}
+    if not files:
+        return _from_video_values(_read_json(_existing(path)))
+    outer = {**_token_ids(path), **files.get("processor_config.json", {})}
+    if isinstance(outer.get("video_processor"), Mapping):
+        return _from_video_values(outer)
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if name in files:
+            return _from_video_values(files[name], outer)
+    return _from_video_values(outer)
+
+
+def _from_video_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
+    inner = values.get("video_processor")
+    if isinstance(inner, Mapping):  # processor_config.json holds the video processor inside
+        outer, values = values, inner
+    values = dict(values)
+    image_type = values.pop("image_processor_type", None)
+    if isinstance(image_type, str):
+        values.setdefault("video_processor_type", image_type.replace("ImageProcessor", "VideoProcessor"))
+    return ProcessorConfig(values, outer=outer)
+
+
+def _outer_values(processor: object) -> dict[str, Any]:
+    values: dict[str, Any] = {"processor_class": type(processor).__name__}
+    values |= {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
+    passed = getattr(processor, "images_kwargs", None)
+    if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
+        values["images_kwargs"] = dict(passed)
+    ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
+    if isinstance(ids, list) and ids and isinstance(ids[0], int):
+        values["image_token_id"] = ids[0]
+    start = getattr(getattr(processor, "tokenizer", None), "boi_token_id", None)
+    if isinstance(start, int):
+        values["boi_token_id"] = start
+    return values
+
+
+def _from_object(processor: object, inner: object) -> ProcessorConfig:
+    """Returns the configuration of an image or video processor, `inner`, or of `processor` if there is none inside."""
+    outer = {} if inner is None else _outer_values(processor)
+    tokenizer = None if inner is None else getattr(processor, "tokenizer", None)
+    media_processor: Any = processor if inner is None else inner
+    to_dict = getattr(media_processor, "to_dict", None)
+    if not callable(to_dict):
+        raise ConfigError(
+            f"{type(media_processor).__name__} is not a processor. Give a Hugging Face image processor or video "
+            "processor, a processor that has one, or the folder it was saved to."
+        )
+    values = dict(to_dict())
+    values.setdefault("image_processor_type", type(media_processor).__name__)
+    backend = getattr(media_processor, "backend", "pil")
+    arithmetic: Arithmetic = "torch" if backend == "torchvision" else "pil"
+    return ProcessorConfig(values, outer=outer, arithmetic=arithmetic, tokenizer=tokenizer)
+
+
+def _read_folder(path: Path) -> ProcessorConfig:
+    if path.is_dir():
+        found = [path / name for name in _FILES if (path / name).is_file()]
+        outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
+        outer = {**_token_ids(path), **outer}
+        if isinstance(outer.get("image_processor"), Mapping):  # it wins over other files, as in transformers
+            return _from_values(outer)
+        return _from_values(_read_json(found[0] if found else _existing(path)), outer)
+    values = _read_json(_existing(path))
+    return _from_video_values(values) if path.name == _FILES[-1] else _from_values(values)
+
+
+def _token_ids(folder: Path) -> dict[str, Any]:
+    """Returns the ids of placeholders in the config of the model; older ones call an id an index."""
+    if not (folder / "config.json").is_file():
+        return {}
+    model = _read_json(folder / "config.json")
+    names = [f"{medium}_token_{name}" for medium in ("image", "video", "boi") for name in ("index", "id")]
+    return {name: model[name] for name in names if name in model}
+
+
+def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
+    if not path.is_file():
+        raise ConfigError(
+            f"{str(path)!r} is neither a folder nor a file. Give a folder that a processor was saved to (nothing is "
+            "downloaded): AutoProcessor.from_pretrained(...).save_pretrained(folder)."
+        )
+    return path
+
+
+def _from_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
+    inner = values.get("image_processor")
+    if isinstance(inner, Mapping):  # processor_config.json holds the image processor inside
+        outer = {**values, **(outer or {})}
+        values = inner
+    return ProcessorConfig(values, outer=outer)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}. Give the file of save_pretrained.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. Give the file of save_pretrained.")
+    return values

@@ -16,7 +16,6 @@ from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
-from energon_dali.decode.front_ends.shared_fields import take_conversion
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +52,7 @@ class Siglip2(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("do_resize", True, "images that are not resized are not whole patches")
         return cls(
-            **take_conversion(config, HALF, HALF, "bilinear", rgb=False),
+            **config.take_conversion(HALF, HALF, "bilinear", rgb=False),
             patch_size=config.take_integer("patch_size", 16, most=LARGEST_PATCH),
             max_num_patches=config.take_integer("max_num_patches", 256, most=_MOST_PATCHES),
         )
