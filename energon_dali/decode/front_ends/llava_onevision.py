@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.any_resolution import (
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
+from energon_dali.decode.front_ends.layout import ImageLayout
+from energon_dali.decode.front_ends.llava_next import (
     AnyResolution,
     choose_resolution,
     take_resolution_fields,
     without_padding,
 )
-from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
-from energon_dali.decode.front_ends.layout import ImageLayout
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -233,6 +233,34 @@ def fit_blocks(
     return rows * block, columns * block
 
 
+def smart_resize_frames(
+    frames: int, height: int, width: int, temporal: int, block: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Returns the (height, width) of frames rounded to blocks, with all their pixels together within a range.
+
+    The rule is that of the processors of GLM-4V, and of Qwen3-VL's videos, in transformers.
+
+    Args:
+        frames: Frames of the video.
+        height: Pixels.
+        width: Likewise.
+        temporal: Frames of a temporal patch.
+        block: Pixels of a block's side.
+        min_pixels: Fewest pixels of all frames after resizing.
+        max_pixels: Most pixels likewise.
+
+    Raises:
+        DecodeError: There are fewer frames than a temporal patch has, or one side is more than 200 times as long as the
+            other.
+    """
+    if frames < temporal:
+        raise DecodeError(f"The video has {frames} frames, and the processor refuses fewer than {temporal}")
+    if height < block or width < block:
+        grow = max(block / height, block / width)
+        height, width = int(height * grow), int(width * grow)
+    return fit_blocks(frames, temporal, height, width, block, min_pixels, max_pixels)
+
+
 def check_aspect_ratio(height: int, width: int) -> None:
     """Checks that no side is more than 200 times as long as the other.
 

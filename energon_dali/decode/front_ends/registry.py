@@ -10,8 +10,7 @@ from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
-from energon_dali.decode.front_ends.glm4v import Glm4V
-from energon_dali.decode.front_ends.glm4v_video import Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.internvl import InternVL
