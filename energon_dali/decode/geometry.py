@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from energon_dali.decode.operations import (
     CenterCrop,
@@ -20,11 +19,9 @@ from energon_dali.decode.operations import (
     RandomResizedCrop,
     Resize,
 )
+from energon_dali.decode.spec import EncodedImage
 from energon_dali.errors import DecodeError
 from energon_dali.plan import mix
-
-if TYPE_CHECKING:
-    from energon_dali.decode.spec import EncodedImage
 
 _ATTEMPTS = 10
 """Attempts of a RandomResizedCrop before it falls back to the centre, as in torchvision."""

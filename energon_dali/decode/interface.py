@@ -8,19 +8,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from typing_extensions import Self
 
 from energon_dali.cache import FileStoreDecoder, Lazy
+from energon_dali.decode.front_ends import FrontEnd, ImageLayout
 from energon_dali.decode.geometry import result_size
 from energon_dali.decode.pil import decode_image
+from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends import FrontEnd, ImageLayout
-    from energon_dali.decode.spec import ImageSpec
-    from energon_dali.samples import SourceInfo
+from energon_dali.samples import SourceInfo
 
 Placement = Literal["worker", "rank"]
 Route = Literal["dali-gpu", "dali-host", "dali-cpu", "pil", "pyav", "fallback", "failed"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from energon_dali.calls import explain_call
 from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
 from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.front_ends import FrontEnd
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, Placement
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.part_kind import decodes_kind, find_part_kind, guess_part_kind, require_filetype
@@ -28,11 +29,10 @@ from energon_dali.decode.spec import (
     ImageSpec,
 )
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.samples import SourceInfo
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
-    from energon_dali.decode.front_ends import FrontEnd
-    from energon_dali.samples import SourceInfo
 
 
 class _Call(threading.local):

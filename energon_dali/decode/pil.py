@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
 from energon_dali.decode.formats.png import open_plain_png
+from energon_dali.decode.front_ends import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry
 from energon_dali.decode.reduction import Reduction, find_reduction
+from energon_dali.decode.spec import EncodedImage, ImageSpec
 from energon_dali.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends import FrontEnd, VisionInput
-    from energon_dali.decode.spec import EncodedImage, ImageSpec
 
 _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from energon_dali.decode.formats import FORMATS
 from energon_dali.decode.front_ends.layout import IMAGE
 from energon_dali.decode.geometry import Geometry, handle_geometry
-
-if TYPE_CHECKING:
-    from energon_dali.decode.spec import DecodeScale, EncodedImage
+from energon_dali.decode.spec import DecodeScale, EncodedImage
 
 FACTORS = (8, 4, 2)
 """Scales at which images are decoded, as divisors of both sides, the largest first."""

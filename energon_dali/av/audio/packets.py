@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.packet import Packet
 
-    from energon_dali.av.stream_facts import StreamFacts
 
 _COPIED = ("aac", "mp3", "opus", "vorbis", "flac")
 """Codecs whose decoder can be recreated from the codec's header alone."""

@@ -19,6 +19,7 @@ from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, read_
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.media_source import view_bytes
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video.mp4_table import DISCARDED
 from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import DecodeError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.packet import Packet
 
-    from energon_dali.av.stream_facts import StreamFacts
 
 _HEAD_PACKETS = 8
 """Packets to decode at the start: encoder delay covers a few, and the following ones must match the prediction."""

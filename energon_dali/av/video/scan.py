@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video.key_packets import (
     EMPTY_PICTURE_BYTES,
     find_encoder_note,
@@ -19,9 +20,6 @@ from energon_dali.av.video.key_packets import (
 from energon_dali.av.video.mp4_table import read_sample_tables
 from energon_dali.av.video.packet_decoder import RESTAMPED, Mark, read_mark
 from energon_dali.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.av.stream_facts import StreamFacts
 
 Damaged = Literal["error", "partial"]
 

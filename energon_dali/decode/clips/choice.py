@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_dali.decode.clips.video_clips import VideoClips
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import Int64Array, uniform
-
-if TYPE_CHECKING:
-    from energon_dali.decode.clips.video_clips import VideoClips
 
 Float64Array = NDArray[np.float64]
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.decode.clips.choice import Float64Array
+from energon_dali.decode.clips.video_clips import VideoClips
+from energon_dali.decode.front_ends import VideoLayout
 from energon_dali.decode.interface import MediaHandle
+from energon_dali.decode.spec import DecodeScale
 from energon_dali.errors import ConfigError
 from energon_dali.plan.rng import Int64Array
+from energon_dali.samples import Clips
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
     from energon_dali.av.colour import ColourFacts
-    from energon_dali.decode.clips.video_clips import VideoClips
-    from energon_dali.decode.front_ends import VideoLayout
-    from energon_dali.decode.spec import DecodeScale
-    from energon_dali.samples import Clips
 
 
 def _no_frames() -> Int64Array:

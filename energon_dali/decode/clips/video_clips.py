@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from energon_dali.calls import explain_call
 from energon_dali.decode.clips.log_mel import LogMel
+from energon_dali.decode.front_ends import VideoFrontEnd
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends import VideoFrontEnd
 
 ClipSampling = Literal["uniform", "random", "at"]
 ClipDtype = Literal["uint8", "float32", "float16", "bfloat16"]
@@ -183,8 +181,6 @@ class VideoClips:
         return max(1, self.size * width // height), self.size
 
     def _check_front_end(self, front_end: object) -> None:
-        from energon_dali.decode.front_ends import VideoFrontEnd
-
         if not isinstance(front_end, VideoFrontEnd):
             raise ConfigError(
                 f"VideoClips(front_end={front_end!r}) is not a front end for videos. Make one with "

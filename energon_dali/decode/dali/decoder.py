@@ -37,12 +37,12 @@ from energon_dali.decode.part_kind import decodes_kind
 from energon_dali.decode.pil import decode_image
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
+from energon_dali.samples import SourceInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
-    from energon_dali.samples import SourceInfo
 
 DEFAULT_MAX_BATCH_SIZE = 64
 """Images per run of a pipeline."""

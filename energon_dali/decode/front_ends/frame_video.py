@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import VideoLayout, View
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen_video import frames_at_steps
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.front_ends.video_front_end import (
@@ -24,9 +26,6 @@ from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
-
-    from energon_dali.decode.front_ends.front_end import VisionInput
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ from energon_dali.decode.front_ends.cutting import clear_outside, cut_tiles, pla
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
     from energon_dali.decode.spec import ImageDtype
 
 DTYPES = ("float32", "bfloat16", "float16", "uint8")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.layout import VideoLayout
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, smart_resize_frames
 from energon_dali.decode.front_ends.qwen_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
 from energon_dali.decode.front_ends.video_front_end import take_unused, word_tokens
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _FRAMES_PER_TIME = 2
 """The text has the time of every second frame, whatever the temporal patch size."""

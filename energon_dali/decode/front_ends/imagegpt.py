@@ -14,13 +14,12 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, finite_number
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig, finite_number
+from energon_dali.decode.front_ends.resampling import Pixels
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 _CLUSTERS = "a list of colours of three numbers, as do_color_quantize is set"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout
 from energon_dali.decode.front_ends.llava_next import (
     AnyResolution,
@@ -17,11 +18,8 @@ from energon_dali.decode.front_ends.llava_next import (
     take_resolution_fields,
     without_padding,
 )
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _SIDES = (384, 768, 1152, 1536, 1920, 2304)
 _RESOLUTIONS = tuple((height, width) for height in _SIDES for width in _SIDES)

@@ -13,14 +13,13 @@ from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA, ProcessorConfig
+from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 _MAX_ASPECT_RATIO = 200
 LARGEST_PATCH = 256

@@ -13,8 +13,9 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, HALF
+from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import VideoLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import (
     check_patches,
     check_pixels,
@@ -32,8 +33,6 @@ from energon_dali.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.front_end import VisionInput
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _SHARE_OF_BUDGET = 0.9
 _ABOVE_FEWEST = 1.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
@@ -17,19 +17,17 @@ from energon_dali.decode.front_ends.internvl import InternVL
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
+from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
+from energon_dali.decode.spec import ImageDtype
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.json_text import parse_json
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.pixel_values import Arithmetic
-    from energon_dali.decode.front_ends.resampling import Resampling
-    from energon_dali.decode.spec import ImageDtype
 
 Made = TypeVar("Made", bound=FrontEnd)
 

@@ -14,14 +14,13 @@ from energon_dali.decode.front_ends.cutting import cut_pixel_patches
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
+from energon_dali.decode.front_ends.resampling import Pixels
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 _MOST_PATCHES = 1 << 14
 """Largest max_num_patches; each image of a batch takes as many."""

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput, replace_tokens
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import Pixels, Resampling
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
-
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 
 @dataclass(frozen=True, kw_only=True)

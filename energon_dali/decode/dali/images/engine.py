@@ -32,17 +32,17 @@ from energon_dali.decode.dali.runtime.blocks import (
 )
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
+from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, handle_geometry
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
+from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import DecodeError
 from energon_dali.shards.storage.local import LEAST_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends import VisionInput
-    from energon_dali.decode.spec import ImageSpec
 
 _MOST_BYTES = RESULT_BYTES // 4
 """Larger results do not get memory that is used again."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from energon_dali.decode.dali.images.codecs import decodes_regions
 from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
+from energon_dali.decode.geometry import Geometry
+from energon_dali.decode.interface import MediaHandle
 from energon_dali.decode.operations import (
     CenterCrop,
+    GeometricOperation,
     HorizontalFlip,
     Interpolation,
     RandomCrop,
@@ -23,12 +26,7 @@ from energon_dali.decode.operations import (
     Resize,
     crops_resized,
 )
-
-if TYPE_CHECKING:
-    from energon_dali.decode.geometry import Geometry
-    from energon_dali.decode.interface import MediaHandle
-    from energon_dali.decode.operations import GeometricOperation
-    from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec
+from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec
 
 _GRAY_WEIGHTS = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 """PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and

@@ -7,15 +7,13 @@ GPU it makes bytes in DALI's colours, and `energon_dali.kernels.color_matrix` do
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
 from energon_dali.kernels.color_matrix import ColorMatrix
-
-if TYPE_CHECKING:
-    from energon_dali.decode.clips import ClipsHandle, VideoClips
 
 _UNIT_VALUES = [value / 255 for value in range(256)]
 
