@@ -170,8 +170,11 @@ def submit_clips(
     Returns:
         A future that fails only with DeviceFailedError or MemoryError, never because of a file.
     """
-    from energon_dali.decode.dali.video.engine import DaliVideoEngine  # PyAV too: blocks of images do without it
-    from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
+    from energon_dali.decode.dali.video.engine import (
+        DaliVideoEngine,  # PyAV too: blocks of images do without it
+        VideoGraph,
+        find_correction,
+    )
 
     groups: dict[VideoClips, list[int]] = {}
     for position, handle in enumerate(handles):

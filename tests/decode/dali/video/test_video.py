@@ -22,8 +22,7 @@ from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
-from energon_dali.decode.dali.video.engine import DaliVideoEngine, take_frames
-from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
+from energon_dali.decode.dali.video.engine import DaliVideoEngine, VideoGraph, find_correction, take_frames
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
 from energon_dali.samples import Clips
