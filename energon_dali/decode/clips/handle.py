@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.decode.clips.choice import Float64Array
-from energon_dali.decode.clips.video_clips import VideoClips
+from energon_dali.decode.clips.video_clips import Float64Array, VideoClips
 from energon_dali.decode.front_ends import VideoLayout
 from energon_dali.decode.interface import MediaHandle
 from energon_dali.decode.spec import DecodeScale
