@@ -6,12 +6,12 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from energon_dali.av.audio.reader import AudioReader, AudioUnit
+from energon_dali.av.audio_reader import AudioReader, AudioUnit
 from energon_dali.av.clip_lists import WHOLE, ClipRange, Missing, VideoUnit, read_audio_clips, read_video_clips
 from energon_dali.av.container import AVLimits, MediaFile
 from energon_dali.av.media_source import MediaSource, open_source
-from energon_dali.av.video.reader import VideoReader
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.video_reader import VideoReader
+from energon_dali.av.video_scan import Damaged
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import edataclass

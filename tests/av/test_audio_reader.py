@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali.av import AudioReader, AVLimits, MediaFile, VideoReader
-from energon_dali.av.audio import scan
-from energon_dali.av.audio.scan import _list_by_table
+from energon_dali.av import AudioReader, AVLimits, MediaFile, VideoReader, audio_scan
+from energon_dali.av.audio_scan import _list_by_table
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import AUDIOS, AudioRecipe, Fraction, audio_file, encode_audio, video_file
 from tests.part import sampled
@@ -159,9 +158,9 @@ def test_an_mp4_table_lists_the_packets_that_are_read(monkeypatch: pytest.Monkey
         listed.append(_list_by_table(*arguments))
         return listed[-1]
 
-    monkeypatch.setattr(scan, "_list_by_table", list_by_table)
+    monkeypatch.setattr(audio_scan, "_list_by_table", list_by_table)
     quick = AudioReader(MediaFile(data)).index
-    monkeypatch.setattr(scan, "_list_by_table", lambda *_: False)
+    monkeypatch.setattr(audio_scan, "_list_by_table", lambda *_: False)
     read = AudioReader(MediaFile(data)).index
     assert listed == [True]
     assert not quick.proven

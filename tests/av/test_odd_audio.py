@@ -13,7 +13,7 @@ import pytest
 
 from energon_dali import SampleDecoder
 from energon_dali.av import AVDecoder
-from energon_dali.av.audio.scan import _UNKNOWN, _count_flac
+from energon_dali.av.audio_scan import _UNKNOWN, _count_flac
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video

@@ -17,8 +17,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from energon_dali.av.container import translated_errors
+from energon_dali.av.key_packets import find_length_size, find_units
 from energon_dali.av.media_source import MemoryReader
-from energon_dali.av.video.key_packets import find_length_size, find_units
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.formats.jpeg import read_jpeg
 from energon_dali.demuxers import open_container

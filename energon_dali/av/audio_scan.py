@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.av.audio.index import AudioIndex, find_spans
-from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, read_channels, select
+from energon_dali.av.audio_index import AudioIndex, find_spans
+from energon_dali.av.audio_packets import CUT, HEAD, decode_frames, demux, read_channels, select
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.media_source import view_bytes
+from energon_dali.av.mp4_table import DISCARDED
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.mp4_table import DISCARDED
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
-from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.key_packets import (
+from energon_dali.av.key_packets import (
     EMPTY_PICTURE_BYTES,
     find_encoder_note,
     find_length_size,
     is_clean_start,
     is_hidden,
 )
-from energon_dali.av.video.mp4_table import read_sample_tables
-from energon_dali.av.video.packet_decoder import RESTAMPED, Mark, read_mark
+from energon_dali.av.mp4_table import read_sample_tables
+from energon_dali.av.packet_decoder import RESTAMPED, Mark, read_mark
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.errors import DecodeError
 
 Damaged = Literal["error", "partial"]

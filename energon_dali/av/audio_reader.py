@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.range_decoder import AudioRange, IndexWrongError, RangeDecoder
-from energon_dali.av.audio.resample import AudioFormat, resample_part
-from energon_dali.av.audio.scan import scan_audio
+from energon_dali.av.audio_index import AudioIndex
+from energon_dali.av.audio_packets import AudioRange, IndexWrongError, RangeDecoder
+from energon_dali.av.audio_resample import AudioFormat, resample_part
+from energon_dali.av.audio_scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import ConfigError, DecodeError
 
 Samples = npt.NDArray[Any]

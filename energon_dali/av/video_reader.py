@@ -12,9 +12,9 @@ import numpy.typing as npt
 from energon_dali.av.colour import ColourFacts, DecodeScale, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
+from energon_dali.av.packet_decoder import PacketDecoder
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.packet_decoder import PacketDecoder
-from energon_dali.av.video.scan import Damaged, scan_frames
+from energon_dali.av.video_scan import Damaged, scan_frames
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
