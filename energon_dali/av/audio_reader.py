@@ -103,16 +103,6 @@ class AudioReader:
         """Number of samples of the whole stream, at `sample_rate`."""
         return self.index.count_at(self._rate(self.index))
 
-    @property
-    def start_seconds(self) -> float:
-        """When the first sample is heard."""
-        return self.index.start_seconds
-
-    @property
-    def layout(self) -> str:
-        """FFmpeg's name of the channel layout of the stream."""
-        return self.index.layout
-
     def read(self, start: int, stop: int) -> Samples:
         """Returns samples `start` to `stop` (exclusive), counted from 0: [channels, samples], a new array.
 

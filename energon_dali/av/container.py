@@ -136,8 +136,8 @@ class MediaFile:
         self._container: InputContainer | None = None
         self._reader: Any = None
         """The object that the open container reads from."""
-        self._is_at_start = False
-        """Whether no stream was selected since the container was opened."""
+        self.is_at_start = False
+        """Whether nothing was read since the container was opened; only inside `opened`."""
         self._encrypted: frozenset[int] = frozenset()
         """Numbers of the tracks that the header of an MP4 calls encrypted."""
         self._pid = os.getpid()
@@ -219,7 +219,7 @@ class MediaFile:
         import av
 
         assert self._container is not None
-        self._is_at_start = False
+        self.is_at_start = False
         for other in self._container.streams:
             other.discard = av.stream.Discard.default if other.index == stream.index else av.stream.Discard.all
         context = stream.codec_context
@@ -235,18 +235,13 @@ class MediaFile:
         """Returns the deadline of a call that starts now."""
         return Deadline(self.limits.max_seconds, self.format)
 
-    @property
-    def is_at_start(self) -> bool:
-        """Whether nothing was read since the container was opened; only inside `opened`."""
-        return self._is_at_start
-
     def rewind(self) -> InputContainer:
         """Returns the container at its first packet, reopened if something was read; only inside `opened`.
 
         Raises:
             DecodeError: The file can no longer be opened.
         """
-        return self.container if self._is_at_start else self.reopen()
+        return self.container if self.is_at_start else self.reopen()
 
     def reopen(self) -> InputContainer:
         """Returns the reopened container, at its first packet; only inside `opened`.
@@ -270,6 +265,9 @@ class MediaFile:
         container, self._container = self._container, None
         if container is not None:
             container.close()
+        self._drop_reader()
+
+    def _drop_reader(self) -> None:
         if isinstance(self._reader, FileReader):
             self._reader.close()
         self._reader = None
@@ -279,7 +277,7 @@ class MediaFile:
             if data is not None:
                 self._encrypted = screen_mp4(data)
         timeout = self.limits.max_seconds
-        self._is_at_start = True
+        self.is_at_start = True
         self._reader = open_source(self.source)
         return open_container(self._reader, buffer_size=READ_BYTES, timeout=timeout)
 
@@ -287,7 +285,8 @@ class MediaFile:
         """Drops a container of the parent process without freeing it: its decoding threads do not exist here."""
         if self._container is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._container))
-        self._container = self._reader = None
+        self._container = None
+        self._drop_reader()
         self._lock = threading.RLock()
         self._pid = os.getpid()
 

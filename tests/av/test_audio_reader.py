@@ -75,7 +75,7 @@ def test_any_range_is_a_slice_of_a_full_decode(name: str) -> None:
     with MediaFile(sound_file(name)) as file:
         reader = AudioReader(file)
         assert (reader.num_samples, reader.channels) == (total, whole.shape[0])
-        assert reader.start_seconds == pytest.approx(start_seconds, abs=1e-9)
+        assert reader.index.start_seconds == pytest.approx(start_seconds, abs=1e-9)
         random = np.random.default_rng(3)
         late = max(0, total - reader.sample_rate)
         ranges = [(0, total), (late, total), (late, late + 100), (total - 1, total + 5), (0, 1), (5, 5)]
@@ -128,7 +128,7 @@ def test_resampled_clips_are_slices_of_the_resampled_whole(name: str, rate: int 
         assert whole.dtype == reader.index.dtype
         for start in np.random.default_rng(5).integers(0, total - 900, 6).tolist():
             np.testing.assert_array_equal(reader.read(start, start + 900), whole[:, start : start + 900])
-        (clip,) = reader.read_clips([(reader.start_seconds + 0.28, reader.start_seconds + 0.53)])
+        (clip,) = reader.read_clips([(reader.index.start_seconds + 0.28, reader.index.start_seconds + 0.53)])
         assert clip is not None
         first = round(0.28 * reader.sample_rate)
         np.testing.assert_array_equal(clip.samples, whole[:, first : first + clip.samples.shape[1]])

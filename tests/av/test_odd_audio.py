@@ -61,7 +61,7 @@ def test_concatenated_files_equal_a_full_decode(name: str) -> None:
             (clip,), ((start, _),) = decoder.get_audio_clips([(first, first + 500)], "samples")
             assert decoder.audio.num_samples == whole.shape[1]
             np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 500])
-            assert abs(start - decoder.audio.start_seconds - first / decoder.audio.sample_rate) < 0.05
+            assert abs(start - decoder.audio.index.start_seconds - first / decoder.audio.sample_rate) < 0.05
 
 
 def test_audio_of_a_format_that_cannot_seek() -> None:
