@@ -155,11 +155,9 @@ class FixedSize(FrontEnd):
     def _finished_view(self, height: int, width: int, **fields: Any) -> View:
         return cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop, **fields)
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-
-        images = [image for sample in samples for image in sample]
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
-        return {"pixel_values": self.concatenated(images)}
+        return {}
 
 
 def require_one_size(images: Sequence[VisionInput]) -> None:

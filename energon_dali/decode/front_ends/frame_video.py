@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import Self
 
@@ -20,7 +20,6 @@ from energon_dali.decode.front_ends.video_front_end import (
     VideoFrontEnd,
     frame_sampling,
     take_unused,
-    word_tokens,
 )
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -68,18 +67,6 @@ class FrameVideo(VideoFrontEnd):
             )
         return values
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        videos = [video.values for sample in samples for video in sample]
-        shapes = sorted({tuple(video.shape) for video in videos})
-        if len(shapes) > 1:
-            raise ConfigError(
-                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
-                "num_frames, so that all videos have as many frames."
-            )
-        return {"pixel_values_videos": torch.stack(videos)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionVideo(FrameVideo):
@@ -117,6 +104,18 @@ class LlavaOnevisionVideo(FrameVideo):
     def tokens(self, frames: int) -> int:
         side = math.ceil(int(math.sqrt(self.num_image_tokens)) / 2)
         return frames * side * side + 1
+
+    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
+        """Returns dtype[videos, frames, 3, height, width]."""
+        import torch
+
+        shapes = sorted({tuple(video.pixels.shape) for video in images})
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
+                "num_frames, so that all videos have as many frames."
+            )
+        return torch.stack([video.values for video in images])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,19 +167,10 @@ class InternVLVideo(FrameVideo):
 
     def video_text(self, layout: VideoLayout) -> str:
         frame = self.start_image_token + self.image_token * self.tile_tokens + self.end_image_token
-        return "".join(f"{words}{frame}" for words in self._words(layout))
+        return "".join(f"{words}{frame}" for words in self.words(layout))
 
-    def video_text_tokens(self, layout: VideoLayout) -> int:
-        return layout.num_tokens + sum(2 + word_tokens(words, 1) for words in self._words(layout))
-
-    def _words(self, layout: VideoLayout) -> list[str]:
-        """Returns the text before each frame."""
+    def words(self, layout: VideoLayout) -> list[str]:
         return [f"{chr(10) if number else ''}Frame{number + 1}: " for number in range(len(layout.frames))]
-
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        return {"pixel_values": torch.cat([video.values for sample in samples for video in sample])}
 
 
 def _initial_shift(config: ProcessorConfig) -> bool | float:

@@ -150,11 +150,5 @@ class Gemma3(FrontEnd):
     def kept_placeholders(self, layout: ImageLayout) -> int:
         return len(layout.views)
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
-        return {
-            "pixel_values": self.concatenated(images),
-            "num_crops": torch.tensor([image.layout.grid[0] for image in images], dtype=torch.int64),
-        }
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"num_crops": [image.layout.grid[0] for image in images]}

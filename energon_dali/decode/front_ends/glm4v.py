@@ -14,13 +14,11 @@ from energon_dali.decode.front_ends.layout import VideoLayout
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, smart_resize_frames
 from energon_dali.decode.front_ends.qwen_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
-from energon_dali.decode.front_ends.video_front_end import take_unused, word_tokens
+from energon_dali.decode.front_ends.video_front_end import take_unused
 from energon_dali.errors import ConfigError
 
 _FRAMES_PER_TIME = 2
 """The text has the time of every second frame, whatever the temporal patch size."""
-_DIGITS = 3
-"""Most digits of a token of GLM's tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +64,7 @@ class Glm4VVideo(PatchedVideo):
 
     family: ClassVar[str] = "glm4v_video"
     processors: ClassVar[tuple[str, ...]] = ("Glm4vVideoProcessor",)
+    word_digits: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,13 +108,9 @@ class Glm4VVideo(PatchedVideo):
     def video_text(self, layout: VideoLayout) -> str:
         groups = layout.grid[0]
         tokens = self.begin_of_image_token + self.image_token * (layout.num_tokens // groups) + self.end_of_image_token
-        return "".join(tokens + time for time in self._times(layout))
+        return "".join(tokens + time for time in self.words(layout))
 
-    def video_text_tokens(self, layout: VideoLayout) -> int:
-        return layout.num_tokens + sum(2 + word_tokens(time, _DIGITS) for time in self._times(layout))
-
-    def _times(self, layout: VideoLayout) -> list[str]:
-        """Returns the text after each temporal patch."""
+    def words(self, layout: VideoLayout) -> list[str]:
         seconds = layout.frame_seconds[::_FRAMES_PER_TIME]
         return [self.time_text(seconds[min(group, len(seconds) - 1)]) for group in range(layout.grid[0])]
 

@@ -87,15 +87,9 @@ class InternVL(FrontEnd):
     def image_text(self, layout: ImageLayout) -> str:
         return f"{self.start_image_token}{self.image_token * layout.num_features}{self.end_image_token}"
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
-        return {
-            "pixel_values": self.concatenated(images),
-            "num_patches": torch.tensor([image.rows for image in images], dtype=torch.int64),
-        }
+        return {"num_patches": [image.rows for image in images]}
 
 
 @lru_cache(maxsize=64)

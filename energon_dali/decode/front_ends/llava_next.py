@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
@@ -15,6 +15,9 @@ from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import LARGEST_SIDE, ProcessorConfig, is_integer
 from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    import torch
 
 _RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
@@ -101,23 +104,22 @@ class AnyResolution(FrontEnd):
         else:
             views += (View(*size, emitted=False), self.finished_view(size, source=len(views)))
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        """Returns pixel_values, dtype[images, tiles, 3, height, width], and image_sizes, int64[images, 2]."""
+    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor | list[torch.Tensor]:
+        """Returns dtype[images, tiles, 3, height, width], or one tensor per image."""
         import torch
 
-        images = [image for sample in samples for image in sample]
         most = max(image.rows for image in images)
-        stacked: torch.Tensor | list[torch.Tensor]
-        if self.pads_batch or all(image.rows == most for image in images):
-            tile = self.values_shape(images[0].pixels, images[0].layout)[1:]
-            stacked = torch.empty((len(images), most, *tile), dtype=self.torch_dtype, device=images[0].pixels.device)
-            for image, tiles in zip(images, stacked, strict=True):
-                image.front_end.finish(image.pixels, image.layout, tiles[: image.rows])
-                tiles[image.rows :] = 0
-        else:
-            stacked = [image.values for image in images]
-        sizes = [(image.layout.height, image.layout.width) for image in images]
-        return {"pixel_values": stacked, "image_sizes": torch.tensor(sizes, dtype=torch.int64)}
+        if not self.pads_batch and any(image.rows != most for image in images):
+            return [image.values for image in images]
+        tile = self.values_shape(images[0].pixels, images[0].layout)[1:]
+        stacked = torch.empty((len(images), most, *tile), dtype=self.torch_dtype, device=images[0].pixels.device)
+        for image, tiles in zip(images, stacked, strict=True):
+            image.front_end.finish(image.pixels, image.layout, tiles[: image.rows])
+            tiles[image.rows :] = 0
+        return stacked
+
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"image_sizes": [(image.layout.height, image.layout.width) for image in images]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,21 +101,13 @@ class Qwen2VL(FrontEnd):
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.temporal_patch_size * self.patch_size**2
 
-    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
-        out = self._new_values(pixels, layout) if out is None else out
+    def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         times = self.temporal_patch_size
         shape = (len(pixels), 3, -1) if times == 1 else (len(pixels), 3, times, self.patch_size**2)
         self.values.convert(pixels, self.torch_dtype, channel_axis=1, repeat=times, out=out.view(shape))
-        return out
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
-        return {
-            "pixel_values": self.concatenated(images),
-            "image_grid_thw": torch.tensor([image.layout.grid for image in images], dtype=torch.int64),
-        }
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"image_grid_thw": [image.layout.grid for image in images]}
 
 
 def take_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -> tuple[int, int]:

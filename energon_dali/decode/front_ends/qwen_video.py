@@ -27,7 +27,7 @@ from energon_dali.decode.front_ends.qwen2_vl import (
     take_pixels,
 )
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, take_unused, word_tokens
+from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, take_unused
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -109,14 +109,8 @@ class PatchedVideo(VideoFrontEnd):
             values[-1, :, :, filled:] = values[-1, :, :, filled - 1 : filled]
         return values.view(groups * rows * columns, -1)
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        videos = [video for sample in samples for video in sample]
-        return {
-            "pixel_values_videos": torch.cat([video.values for video in videos]),
-            "video_grid_thw": torch.tensor([video.layout.grid for video in videos], dtype=torch.int64),
-        }
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"video_grid_thw": [video.layout.grid for video in images]}
 
 
 def take_patch_fields(
@@ -283,15 +277,9 @@ class Qwen3VLVideo(PatchedVideo):
 
     def video_text(self, layout: VideoLayout) -> str:
         tokens = self.video_token * (layout.num_tokens // layout.grid[0])
-        return "".join(
-            f"{time}{self.vision_start_token}{tokens}{self.vision_end_token}" for time in self._times(layout)
-        )
+        return "".join(f"{time}{self.vision_start_token}{tokens}{self.vision_end_token}" for time in self.words(layout))
 
-    def video_text_tokens(self, layout: VideoLayout) -> int:
-        return layout.num_tokens + sum(2 + word_tokens(time, 1) for time in self._times(layout))
-
-    def _times(self, layout: VideoLayout) -> list[str]:
-        """Returns the text before each temporal patch."""
+    def words(self, layout: VideoLayout) -> list[str]:
         size, seconds = self.temporal_patch_size, layout.frame_seconds
         times = []
         for first in range(0, layout.grid[0] * size, size):

@@ -69,10 +69,8 @@ class Siglip2(FrontEnd):
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.patch_size**2
 
-    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
-        out = self._new_values(pixels, layout) if out is None else out
+    def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         self.values.convert(pixels, self.torch_dtype, channel_axis=2, out=out.view(pixels.shape))
-        return out
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch

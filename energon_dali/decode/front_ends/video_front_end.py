@@ -6,9 +6,9 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput, replace_tokens
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import Pixels, Resampling
@@ -42,6 +42,9 @@ class VideoFrontEnd(FrontEnd):
     """Frames of each video; None takes `fps`."""
     fps: float | None = None
     """Frames per second to take, within limits of the family; None, without `num_frames`, takes all frames."""
+
+    word_digits: ClassVar[int] = 1
+    """Most digits of a token of the family's tokenizer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +147,15 @@ class VideoFrontEnd(FrontEnd):
         Args:
             layout: Of the video.
         """
-        return layout.num_tokens
+        return layout.num_tokens + sum(2 + word_tokens(words, self.word_digits) for words in self.words(layout))
+
+    def words(self, layout: VideoLayout) -> list[str]:
+        """Returns the text next to each group of features, which is between two markers; none by default.
+
+        Args:
+            layout: Of the video.
+        """
+        return []
 
     def image_text(self, layout: ImageLayout) -> str:
         """Returns the text that stands for one video."""
@@ -163,7 +174,7 @@ class VideoFrontEnd(FrontEnd):
         Raises:
             ConfigError: The text has more or fewer video tokens than there are videos.
         """
-        return replace_tokens(text, self.video_token, [self.image_text(layout) for layout in layouts], "videos")
+        return self._expanded(text, self.video_token, layouts, "videos")
 
 
 def frame_sampling(
