@@ -5,7 +5,8 @@ Near the start it decodes from the start, elsewhere after a seek if the result i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,6 +70,16 @@ def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = 
             raise
         return []
     return frames
+
+
+def decode_numbered(
+    context: Any, packets: Iterable[tuple[int, Packet[Any]]], *, tolerant: bool = False
+) -> Iterator[AudioFrame]:
+    """Yields the frames of numbered packets, each with the number of its packet as `opaque`, to the decoder's last."""
+    for number, packet in packets:
+        packet.opaque = number
+        yield from decode_frames(context, packet, tolerant=tolerant)
+    yield from decode_frames(context, None, tolerant=tolerant)
 
 
 def read_channels(frame: AudioFrame) -> npt.NDArray[Any]:
@@ -225,27 +236,26 @@ class RangeDecoder:
         container = self.file.container
         stream = container.streams[position]
         self.file.select(stream)
-        context = stream.codec_context
-        number, span.filled, self._number = -1, 0, -1
-        try:
-            container.seek(int(index.pts[first]), stream=stream)
+        span.filled, self._number = 0, -1
+
+        def packets() -> Iterator[tuple[int, Packet[Any]]]:
+            number = -1
             for packet in demux(self.file, position):
                 number = number + 1 if number >= 0 else _number_of(packet, index, first)
                 if number < 0 or (number > first and index.pts[number] != packet.pts):
-                    return False
-                if number < first:
+                    raise IndexWrongError
+                if number >= first:
+                    yield number, packet
+                else:
                     number = -1
-                    continue
-                packet.opaque = number
-                for frame in decode_frames(context, packet):
-                    self._copy(frame, [span])
+
+        with suppress(FFmpegError, IndexWrongError, EOFError):
+            container.seek(int(index.pts[first]), stream=stream)
+            for frame in decode_numbered(stream.codec_context, packets()):
+                self._copy(frame, [span])
                 if span.filled == span.stop - span.start:
                     return True
-            for frame in decode_frames(context, None):
-                self._copy(frame, [span])
-        except (FFmpegError, IndexWrongError, EOFError):
-            return False
-        return span.filled == span.stop - span.start
+        return False
 
     def _decode_from_start(self, spans: list[AudioRange]) -> None:
         """Decodes from the first packet to the last that a range needs, with a new decoder.
@@ -259,14 +269,10 @@ class RangeDecoder:
         for span in spans:
             span.filled = 0
         last = max(span.stop for span in spans)
-        for number, packet in enumerate(packets):
-            packet.opaque = number
-            for frame in decode_frames(context, packet, tolerant=tolerant):
-                self._copy(frame, spans)
+        for frame in decode_numbered(context, enumerate(packets), tolerant=tolerant):
+            self._copy(frame, spans)
             if self._next >= last and all(span.filled == span.stop - span.start for span in spans):
                 return
-        for frame in decode_frames(context, None, tolerant=tolerant):
-            self._copy(frame, spans)
         if any(span.filled != span.stop - span.start for span in spans):
             raise IndexWrongError
 

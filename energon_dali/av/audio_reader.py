@@ -83,10 +83,7 @@ class AudioReader:
             DecodeError: The file cannot be read.
         """
         key = ("audio_index", self.damaged)
-        if key not in self.file.cache:
-            self.file.cache[key] = scan_audio(self.file, self.facts, damaged=self.damaged)
-        index: AudioIndex = self.file.cache[key]
-        return index
+        return self.file.found(key, lambda: scan_audio(self.file, self.facts, damaged=self.damaged))
 
     @property
     def sample_rate(self) -> int:

@@ -8,11 +8,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.av.media_source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.mp4_screen import screen_mp4
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
     from av.stream import Stream
+
+Found = TypeVar("Found")
 
 ROUTE = "pyav"
 READ_BYTES = 1 << 17
@@ -182,13 +184,18 @@ class MediaFile:
         Raises:
             DecodeError: The file cannot be opened.
         """
-        facts: tuple[StreamFacts, ...] | None = self.cache.get("streams")
-        if facts is None:
-            with self.opened() as container:
-                facts = self.cache["streams"] = tuple(
-                    find_facts(stream, is_encrypted=stream.id in self._encrypted) for stream in container.streams
-                )
-        return facts
+        return self.found("streams", self._find_streams)
+
+    def _find_streams(self) -> tuple[StreamFacts, ...]:
+        with self.opened() as container:
+            return tuple(find_facts(stream, is_encrypted=stream.id in self._encrypted) for stream in container.streams)
+
+    def found(self, key: Any, find: Callable[[], Found]) -> Found:
+        """Returns what `find` returned for a key the first time."""
+        if key not in self.cache:
+            self.cache[key] = find()
+        value: Found = self.cache[key]
+        return value
 
     def find_stream(self, kind: str) -> StreamFacts | None:
         """Returns the facts about the first stream of a kind ("video", "audio"), None if there is none.

@@ -64,10 +64,7 @@ class VideoReader:
             DecodeError: The file cannot be read.
         """
         key = ("video_index", self.damaged)
-        index: FrameIndex | None = self.file.cache.get(key)
-        if index is None:
-            index = self.file.cache[key] = scan_frames(self.file, self.facts, damaged=self.damaged)
-        return index
+        return self.file.found(key, lambda: scan_frames(self.file, self.facts, damaged=self.damaged))
 
     @property
     def width(self) -> int:
@@ -88,18 +85,18 @@ class VideoReader:
         Raises:
             DecodeError: No frame can be decoded.
         """
-        colours: ColourFacts | None = self.file.cache.get("colours")
-        if colours is None:
-            position = self.facts.position
-            with self.file.opened():
-                container = self.file.rewind()
-                stream: Any = container.streams[position]
-                self.file.select(stream)
-                frame = next(container.decode(stream), None)
-            if frame is None:
-                raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
-            colours = self.file.cache["colours"] = colours_of_frame(frame)
-        return colours
+        return self.file.found("colours", self._find_colours)
+
+    def _find_colours(self) -> ColourFacts:
+        position = self.facts.position
+        with self.file.opened():
+            container = self.file.rewind()
+            stream: Any = container.streams[position]
+            self.file.select(stream)
+            frame = next(container.decode(stream), None)
+        if frame is None:
+            raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
+        return colours_of_frame(frame)
 
     @property
     def rotation(self) -> int:

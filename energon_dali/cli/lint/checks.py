@@ -12,7 +12,7 @@ import numpy as np
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
-from energon_dali.decode.media_check import check_media
+from energon_dali.decode.interface import check_media
 from energon_dali.errors import DatasetError, EnergonDaliError
 from energon_dali.shards import RawSample, ShardExtents, WebdatasetFolder
 from energon_dali.shards.index.extent_index import SQLITE_NAME

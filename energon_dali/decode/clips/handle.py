@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from energon_dali.av.colour import ColourFacts
 
 
-def _no_frames() -> Int64Array:
-    return np.zeros((0, 0), np.int64)
-
-
-def _no_times() -> Float64Array:
-    return np.zeros((0, 0), np.float64)
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class ClipsHandle(MediaHandle):
     """An encoded video whose clips are chosen (by demuxing it) but not decoded; `format` is the container's ("mp4").
@@ -38,9 +30,9 @@ class ClipsHandle(MediaHandle):
 
     spec: VideoClips  # type: ignore[assignment]
     """What to decode it to; one object shared by all handles of a decoder."""
-    frame_indices: Int64Array = field(default_factory=_no_frames)
+    frame_indices: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """int64[clips, frames], the chosen frames, numbered in presentation order; [0, 0] for a file without video."""
-    timestamps: Float64Array = field(default_factory=_no_times)
+    timestamps: Float64Array = field(default_factory=lambda: np.zeros((0, 0), np.float64))
     """float64[clips, frames], their presentation times in seconds."""
     starts: Float64Array = field(default_factory=lambda: np.zeros(0, np.float64))
     """float64[clips], when the audio of each clip starts, in seconds."""

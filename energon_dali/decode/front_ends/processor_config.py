@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from energon_dali.decode.front_ends.pixel_values import Arithmetic, PixelValues
 from energon_dali.decode.front_ends.resampling import FILTER_NAMES, PIL_FILTERS, Filter
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.json_text import parse_json
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -434,6 +436,25 @@ class ProcessorConfig:
             f"No front end can be made from this {self.type_name or 'processor'}: {problem}. Change the value, or run "
             "the processor in encode_sample on decoded images."
         )
+
+
+def read_json_object(path: Path, advice: str) -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Args:
+        path: Of the file.
+        advice: Sentence that says which file to give, for messages.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}. {advice}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. {advice}")
+    return values
 
 
 def shown(value: object) -> str:

@@ -19,7 +19,7 @@ from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import Pixtral
-from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
@@ -27,11 +27,11 @@ from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.json_text import parse_json
 
 Made = TypeVar("Made", bound=FrontEnd)
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_ADVICE = "Give the file of save_pretrained."
 
 FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedSize,
@@ -127,9 +127,9 @@ def read_video_processor(processor: object) -> ProcessorConfig:
     if not isinstance(processor, (str, Path)):
         return _from_object(processor, getattr(processor, "video_processor", None))
     path = Path(processor)
-    files = {name: _read_json(path / name) for name in _FILES if (path / name).is_file()}
+    files = {name: read_json_object(path / name, _ADVICE) for name in _FILES if (path / name).is_file()}
     if not files:
-        return _from_video_values(_read_json(_existing(path)))
+        return _from_video_values(read_json_object(_existing(path), _ADVICE))
     outer = {**_token_ids(path), **files.get("processor_config.json", {})}
     if isinstance(outer.get("video_processor"), Mapping):
         return _from_video_values(outer)
@@ -186,12 +186,12 @@ def _from_object(processor: object, inner: object) -> ProcessorConfig:
 def _read_folder(path: Path) -> ProcessorConfig:
     if path.is_dir():
         found = [path / name for name in _FILES if (path / name).is_file()]
-        outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
+        outer = next((read_json_object(file, _ADVICE) for file in found if file.name == "processor_config.json"), {})
         outer = {**_token_ids(path), **outer}
         if isinstance(outer.get("image_processor"), Mapping):  # it wins over other files, as in transformers
             return _from_values(outer)
-        return _from_values(_read_json(found[0] if found else _existing(path)), outer)
-    values = _read_json(_existing(path))
+        return _from_values(read_json_object(found[0] if found else _existing(path), _ADVICE), outer)
+    values = read_json_object(_existing(path), _ADVICE)
     return _from_video_values(values) if path.name == _FILES[-1] else _from_values(values)
 
 
@@ -199,7 +199,7 @@ def _token_ids(folder: Path) -> dict[str, Any]:
     """Returns the ids of placeholders in the config of the model; older ones call an id an index."""
     if not (folder / "config.json").is_file():
         return {}
-    model = _read_json(folder / "config.json")
+    model = read_json_object(folder / "config.json", _ADVICE)
     names = [f"{medium}_token_{name}" for medium in ("image", "video", "boi") for name in ("index", "id")]
     return {name: model[name] for name in names if name in model}
 
@@ -221,13 +221,3 @@ def _from_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = No
         outer = {**values, **(outer or {})}
         values = inner
     return ProcessorConfig(values, outer=outer)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}. Give the file of save_pretrained.") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. Give the file of save_pretrained.")
-    return values
