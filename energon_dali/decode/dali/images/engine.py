@@ -172,21 +172,15 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
         size = (geometry.out_height, geometry.out_width)
         rows.append((top, left, height, width, box_top, box_left, bottom, right, *size, geometry.flip))
     table = np.array(rows, np.float64)  # float64[n, 11]
-    columns = {
-        "start": (0, 2, np.int32),
-        "shape": (2, 4, np.int32),
-        "roi_start": (4, 6, np.float32),
-        "roi_end": (6, 8, np.float32),
-        "size": (8, 10, np.float32),
+    columns: dict[str, tuple[slice | int, type[np.generic]]] = {
+        "start": (slice(0, 2), np.int32),
+        "shape": (slice(2, 4), np.int32),
+        "roi_start": (slice(4, 6), np.float32),
+        "roi_end": (slice(6, 8), np.float32),
+        "size": (slice(8, 10), np.float32),
+        "mirror": (10, np.int32),
     }
-    arrays: dict[str, NDArray[Any]] = {}
-    for name in names:
-        if name == "mirror":
-            arrays[name] = table[:, 10].astype(np.int32)
-        else:
-            first, last, dtype = columns[name]
-            arrays[name] = np.ascontiguousarray(table[:, first:last], dtype)
-    return arrays
+    return {name: np.ascontiguousarray(table[:, columns[name][0]], columns[name][1]) for name in names}
 
 
 def take_results(images: Any, graph: ImageGraph, batch: ImageBatch, num_threads: int, stream: Any = None) -> list[Any]:

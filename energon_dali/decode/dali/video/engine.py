@@ -96,13 +96,6 @@ def define_video_pipeline(graph: VideoGraph, pipeline: PipelineOptions) -> Any:
         # The filter is widened to shrink a frame, as swscale's bilinear filter is.
         size = define_input("size", types.FLOAT, 1)
         video = fn.resize(video, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-    return _finish(video, graph)
-
-
-def _finish(video: Any, graph: VideoGraph) -> Any:
-    dali = load_dali()
-    fn, types = dali.fn, dali.types
-
     if graph.corrects:
         weights, offsets = define_input("weights", types.FLOAT, 2), define_input("offsets", types.FLOAT, 1)
         video = fn.coord_transform(video, M=weights, T=offsets, dtype=types.UINT8)
