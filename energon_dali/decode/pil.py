@@ -14,7 +14,7 @@ from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
 from energon_dali.decode.formats.png import open_plain_png
 from energon_dali.decode.front_ends import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry
+from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, upright_size
 from energon_dali.decode.reduction import Reduction, find_reduction
 from energon_dali.decode.spec import EncodedImage, ImageSpec
 from energon_dali.errors import DecodeError
@@ -151,9 +151,7 @@ def _fitting(geometry: Geometry | None, handle: EncodedImage, image: Image.Image
     if not handle.spec.geometric:
         return None
     known = FORMATS.get(handle.format)
-    turned = handle.spec.apply_exif_orientation and handle.orientation >= 5
-    size = (handle.height, handle.width) if turned else (handle.width, handle.height)
-    if known is not None and known.open_reduced is not None and size == image.size:
+    if known is not None and known.open_reduced is not None and upright_size(handle) == (image.height, image.width):
         return geometry
     return draw_geometry(handle.spec.geometric, image.width, image.height, handle.seed)
 

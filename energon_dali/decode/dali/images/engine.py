@@ -34,7 +34,7 @@ from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.geometry import Geometry, handle_geometry
+from energon_dali.decode.geometry import Geometry, handle_geometry, upright_size
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import DecodeError
@@ -164,8 +164,7 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
     rows: list[tuple[float, ...]] = []
     for handle, geometry in zip(batch.handles, batch.geometries, strict=True):
         if geometry is None:
-            turned = graph.upright and handle.orientation >= 5
-            geometry = Geometry.whole(*((handle.width, handle.height) if turned else (handle.height, handle.width)))
+            geometry = Geometry.whole(*upright_size(handle))
         top, left, height, width = geometry.window
         box_top, box_left = geometry.top - top, geometry.left - left
         bottom, right = min(box_top + geometry.height, height), min(box_left + geometry.width, width)
