@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
@@ -30,7 +30,13 @@ from energon_dali.errors import ConfigError
 
 Made = TypeVar("Made", bound=FrontEnd)
 
-_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+Medium = Literal["image", "video"]
+
+_FILES: dict[Medium, tuple[str, ...]] = {
+    "image": ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    "video": ("video_preprocessor_config.json", "preprocessor_config.json", "processor_config.json"),
+}
+"""Files in the order in which they are looked for."""
 _ADVICE = "Give the file of save_pretrained."
 
 FAMILIES: tuple[type[FrontEnd], ...] = (
@@ -67,7 +73,7 @@ def make_front_end(
     Raises:
         ConfigError: No family covers the processor, or one of its values.
     """
-    config = (read_video_processor if issubclass(kind, VideoFrontEnd) else read_processor)(processor)
+    config = read_processor(processor, "video" if issubclass(kind, VideoFrontEnd) else "image")
     families = [family for family in (*FAMILIES, *VIDEO_FAMILIES) if issubclass(family, kind)]
     for family in families:
         if config.type_name in family.processors:
@@ -95,59 +101,32 @@ def make_front_end(
     )
 
 
-def read_processor(processor: object) -> ProcessorConfig:
-    """Returns the configuration of a processor.
+def read_processor(processor: object, medium: Medium) -> ProcessorConfig:
+    """Returns the configuration of a processor of images, or of videos.
 
     Args:
-        processor: An image processor, video processor, or processor with an image processor; or the path of a folder
-            that one was saved to, or of its JSON file. transformers is not needed for a path.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    if isinstance(processor, (str, Path)):
-        return _read_folder(Path(processor))
-    if isinstance(processor, Mapping):
-        return _from_values(processor)
-    return _from_object(processor, getattr(processor, "image_processor", None))
-
-
-def read_video_processor(processor: object) -> ProcessorConfig:
-    """Returns the configuration of the video half of a processor.
-
-    Args:
-        processor: A video processor, or a processor with one; or the path of a folder that one was saved to, or of its
-            JSON file. A folder from before there were video processors has one file for images and videos.
+        processor: An image or video processor, or a processor with one; or the path of a folder that one was saved to,
+            or of its JSON file. transformers is not needed for a path. A folder from before there were video
+            processors has one file for images and videos.
+        medium: Which of the two.
 
     Raises:
         ConfigError: It is none of these.
     """
     if isinstance(processor, Mapping):
-        return _from_video_values(processor)
+        return _from_values(processor, medium)
     if not isinstance(processor, (str, Path)):
-        return _from_object(processor, getattr(processor, "video_processor", None))
+        return _from_object(processor, getattr(processor, f"{medium}_processor", None))
     path = Path(processor)
-    files = {name: read_json_object(path / name, _ADVICE) for name in _FILES if (path / name).is_file()}
-    if not files:
-        return _from_video_values(read_json_object(_existing(path), _ADVICE))
-    outer = {**_token_ids(path), **files.get("processor_config.json", {})}
-    if isinstance(outer.get("video_processor"), Mapping):
-        return _from_video_values(outer)
-    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
-        if name in files:
-            return _from_video_values(files[name], outer)
-    return _from_video_values(outer)
-
-
-def _from_video_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
-    inner = values.get("video_processor")
-    if isinstance(inner, Mapping):  # processor_config.json holds the video processor inside
-        outer, values = values, inner
-    values = dict(values)
-    image_type = values.pop("image_processor_type", None)
-    if isinstance(image_type, str):
-        values.setdefault("video_processor_type", image_type.replace("ImageProcessor", "VideoProcessor"))
-    return ProcessorConfig(values, outer=outer)
+    found = [path / name for name in _FILES[medium] if (path / name).is_file()]
+    if not found:
+        values = read_json_object(_existing(path), _ADVICE)
+        return _from_values(values, "video" if path.name == _FILES["video"][0] else medium)
+    whole = path / "processor_config.json"
+    outer = {**_token_ids(path), **(read_json_object(whole, _ADVICE) if whole in found else {})}
+    if isinstance(outer.get(f"{medium}_processor"), Mapping):  # it wins over other files, as in transformers
+        return _from_values(outer, medium)
+    return _from_values(read_json_object(found[0], _ADVICE), medium, outer)
 
 
 def _outer_values(processor: object) -> dict[str, Any]:
@@ -183,18 +162,6 @@ def _from_object(processor: object, inner: object) -> ProcessorConfig:
     return ProcessorConfig(values, outer=outer, arithmetic=arithmetic, tokenizer=tokenizer)
 
 
-def _read_folder(path: Path) -> ProcessorConfig:
-    if path.is_dir():
-        found = [path / name for name in _FILES if (path / name).is_file()]
-        outer = next((read_json_object(file, _ADVICE) for file in found if file.name == "processor_config.json"), {})
-        outer = {**_token_ids(path), **outer}
-        if isinstance(outer.get("image_processor"), Mapping):  # it wins over other files, as in transformers
-            return _from_values(outer)
-        return _from_values(read_json_object(found[0] if found else _existing(path), _ADVICE), outer)
-    values = read_json_object(_existing(path), _ADVICE)
-    return _from_video_values(values) if path.name == _FILES[-1] else _from_values(values)
-
-
 def _token_ids(folder: Path) -> dict[str, Any]:
     """Returns the ids of placeholders in the config of the model; older ones call an id an index."""
     if not (folder / "config.json").is_file():
@@ -206,7 +173,9 @@ def _token_ids(folder: Path) -> dict[str, Any]:
 
 def _existing(path: Path) -> Path:
     if path.is_dir():
-        raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
+        raise ConfigError(
+            f"{path} has none of {', '.join(_FILES['image'])}. Give the folder that a processor was saved to."
+        )
     if not path.is_file():
         raise ConfigError(
             f"{str(path)!r} is neither a folder nor a file. Give a folder that a processor was saved to (nothing is "
@@ -215,9 +184,14 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _from_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
-    inner = values.get("image_processor")
-    if isinstance(inner, Mapping):  # processor_config.json holds the image processor inside
+def _from_values(values: Mapping[str, Any], medium: Medium, outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
+    inner = values.get(f"{medium}_processor")
+    if isinstance(inner, Mapping):  # processor_config.json holds the image or video processor inside
         outer = {**values, **(outer or {})}
         values = inner
+    values = dict(values)
+    if medium == "video":
+        image_type = values.pop("image_processor_type", None)
+        if isinstance(image_type, str):
+            values.setdefault("video_processor_type", image_type.replace("ImageProcessor", "VideoProcessor"))
     return ProcessorConfig(values, outer=outer)
