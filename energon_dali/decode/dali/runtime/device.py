@@ -7,8 +7,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from glob import glob
 from typing import Literal
@@ -218,16 +217,14 @@ def use_device(device: Device) -> None:
         torch.cuda.set_device(device.ordinal)
 
 
-@contextmanager
-def current_device(device: Device) -> Iterator[None]:
+def current_device(device: Device) -> AbstractContextManager[None]:
     """Makes a GPU the current one of the calling thread, which is the user's, inside a `with`; no effect on the CPU."""
     if device.kind == "cpu":
-        yield
-        return
+        return nullcontext()
     import torch
 
-    with torch.cuda.device(device.ordinal):
-        yield
+    gpu: AbstractContextManager[None] = torch.cuda.device(device.ordinal)
+    return gpu
 
 
 def follow_local_rank() -> None:

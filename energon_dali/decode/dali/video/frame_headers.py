@@ -95,11 +95,6 @@ def _read_vp8(packet: memoryview) -> Iterator[FrameHeader | None]:
     yield (packet[6] | packet[7] << 8) & 0x3FFF, (packet[8] | packet[9] << 8) & 0x3FFF, "yuv420p", 0
 
 
-def _read_vp9(packet: memoryview) -> Iterator[FrameHeader | None]:
-    for frame in _split_superframe(packet):
-        yield _read_vp9_frame(frame)
-
-
 def _split_superframe(packet: memoryview) -> Iterator[memoryview]:
     marker = packet[-1]
     count, width = (marker & 7) + 1, (marker >> 3 & 3) + 1
@@ -184,7 +179,7 @@ class _Bits:
 
 _READERS: dict[str, Callable[[memoryview], Iterator[FrameHeader | None]]] = {
     "vp8": _read_vp8,
-    "vp9": _read_vp9,
+    "vp9": lambda packet: map(_read_vp9_frame, _split_superframe(packet)),
     "mjpeg": _read_mjpeg,
 }
 
