@@ -48,11 +48,11 @@ def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator
     Raises:
         DecodeError: It takes too long, or there are too many packets.
     """
-    deadline, most = file.deadline(), file.limits.max_packets
+    check_time, most = file.deadline(), file.limits.max_packets
     stream = file.container.streams[position]
     for number, packet in enumerate(demux_stream(file.container, stream, tolerant=tolerant)):
         if not number & 15:
-            deadline.check()
+            check_time()
         if number >= most:
             raise DecodeError(f"The audio has more packets than AVLimits(max_packets={most}) allows", "", ROUTE)
         if packet.size:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.av.media_source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.stream_facts import StreamFacts, check_readable, find_facts
+from energon_dali.av.stream_facts import StreamFacts, find_facts
 from energon_dali.calls import explain_call
 from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError, DeviceError
@@ -214,8 +214,13 @@ class MediaFile:
             DecodeError: The file cannot be opened, or has no such stream that can be decoded, or it is encrypted.
         """
         facts = self.find_stream(kind)
-        if facts is not None:
-            check_readable(facts)
+        if facts is not None and facts.is_encrypted:
+            raise DecodeError(
+                f"Its {kind} stream is encrypted, and there is no key to decode it. Store the file without encryption, "
+                "or leave it out",
+                facts.codec,
+                ROUTE,
+            )
         if facts is None or not facts.codec:
             kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.streams)
             raise DecodeError(f"It has no {kind} stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
@@ -238,9 +243,21 @@ class MediaFile:
             if stream.type == "video":
                 context.options = {"max_pixels": str(self.limits.max_pixels)}
 
-    def deadline(self) -> Deadline:
-        """Returns the deadline of a call that starts now."""
-        return Deadline(self.limits.max_seconds, self.format)
+    def deadline(self) -> Callable[[], None]:
+        """Returns a function that raises DecodeError when the time of a call that starts now is over."""
+        seconds = self.limits.max_seconds
+        end = None if seconds is None else time.monotonic() + seconds
+
+        def check() -> None:
+            if end is not None and time.monotonic() > end:
+                raise DecodeError(
+                    f"Decoding took longer than AVLimits(max_seconds={seconds}). The file is larger than it should be, "
+                    "or damaged. Ask for fewer frames, or allow more time",
+                    self.format,
+                    ROUTE,
+                )
+
+        return check
 
     def rewind(self) -> InputContainer:
         """Returns the container at its first packet, reopened if something was read; only inside `opened`.
@@ -340,34 +357,6 @@ def demux_stream(container: Any, stream: Any, *, tolerant: bool = False) -> Iter
     except (FFmpegError, EOFError):
         if not tolerant:
             raise
-
-
-class Deadline:
-    """The time limit of one call.
-
-    Args:
-        seconds: Time from now; None for no limit.
-        format: Format of the file, for the message.
-    """
-
-    def __init__(self, seconds: float | None, format: str = "") -> None:
-        self._seconds = seconds
-        self._format = format
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    def check(self) -> None:
-        """Checks the time.
-
-        Raises:
-            DecodeError: The time limit has passed.
-        """
-        if self._end is not None and time.monotonic() > self._end:
-            raise DecodeError(
-                f"Decoding took longer than AVLimits(max_seconds={self._seconds}). The file is larger than it should "
-                "be, or damaged. Ask for fewer frames, or allow more time",
-                self._format,
-                ROUTE,
-            )
 
 
 @contextmanager

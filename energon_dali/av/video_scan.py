@@ -82,7 +82,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     container = file.rewind()
     stream: Any = container.streams[facts.position]
     file.select(stream)
-    deadline = file.deadline()
+    check_time = file.deadline()
     extradata = stream.codec_context.extradata
     length_size = find_length_size(facts.codec, extradata)
     note = b""
@@ -91,7 +91,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     rows: list[list[int]] = []
     for count, packet in enumerate(demux_stream(container, stream, tolerant=tolerant)):
         if not count & 63:
-            deadline.check()
+            check_time()
         if count > file.limits.max_packets:
             raise DecodeError(
                 f"The video has more packets than AVLimits(max_packets={file.limits.max_packets}) allows",
@@ -266,14 +266,14 @@ def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
     container = file.rewind()
     stream: Any = container.streams[facts.position]
     file.select(stream)
-    deadline = file.deadline()
+    check_time = file.deadline()
     count, seen, last = 0, 0, -1
     try:
         # FFmpeg's filter reorders the numbers by the picture order counts of H.264 and HEVC.
         ordered = None if facts.codec == "mpeg4" else BitStreamFilterContext("dts2pts", stream)
         for packet in demux_stream(container, stream):
             if not count & 63:
-                deadline.check()
+                check_time()
             if packet.size:
                 packet.dts, packet.pts, packet.duration = count, None, 1
                 count += 1

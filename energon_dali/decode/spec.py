@@ -199,20 +199,13 @@ class ImageSpec:
 class EncodedImage(Protocol):
     """An encoded image and its spec: the attributes of a `MediaHandle` that decoding needs."""
 
-    @property
-    def data(self) -> Buffer: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def spec(self) -> ImageSpec: ...
-    @property
-    def orientation(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+    data: Buffer
+    format: str
+    width: int
+    height: int
+    spec: ImageSpec
+    orientation: int
+    seed: int
 
 
 def _store(spec: ImageSpec, **values: object) -> None:
