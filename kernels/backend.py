@@ -17,6 +17,7 @@ Backend = Literal["triton", "reference"]
 _LOG = logging.getLogger(__name__)
 
 
+@functools.cache
 def backend_for(operation: str, device: torch.device) -> Backend:
     """Returns what an operation runs on, and logs it at level DEBUG, once for each operation and device.
 
@@ -26,7 +27,10 @@ def backend_for(operation: str, device: torch.device) -> Backend:
         operation: Name of the operation, for the log.
         device: Where its tensors are.
     """
-    return _choice(operation, device.type)
+    why = why_no_triton() if device.type == "cuda" else ""
+    backend: Backend = "triton" if device.type == "cuda" and not why else "reference"
+    _LOG.debug("%s on %s runs on the %s backend%s", operation, device, backend, f", as {why}" if why else "")
+    return backend
 
 
 @functools.cache
@@ -51,14 +55,6 @@ def why_no_triton() -> str:
         )
         return f"Triton does not work here ({reason})"
     return ""
-
-
-@functools.cache
-def _choice(operation: str, device_type: str) -> Backend:
-    why = why_no_triton() if device_type == "cuda" else ""
-    backend: Backend = "triton" if device_type == "cuda" and not why else "reference"
-    _LOG.debug("%s on %s runs on the %s backend%s", operation, device_type, backend, f", as {why}" if why else "")
-    return backend
 
 
 def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -13,17 +13,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
 from energon_dali.decode.formats.png import open_plain_png
 from energon_dali.decode.front_ends import FrontEnd, VisionInput
-from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Pixels
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, upright_size
 from energon_dali.decode.reduction import Reduction, find_reduction
 from energon_dali.decode.spec import EncodedImage, ImageSpec
 from energon_dali.errors import DecodeError
 
-_FILTERS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "nearest": Image.Resampling.NEAREST,
-}
 _FEW_PIXELS = 64 * 64
 """Images up to which numpy transposes the axes in less time than PIL needs to begin with splitting the channels."""
 _UPRIGHT = {
@@ -235,7 +230,7 @@ def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.
         box = (box_left, box_top, min(box_left + geometry.width, width), min(box_top + geometry.height, height))
         size = (geometry.out_width, geometry.out_height)
         if spec.antialias or spec.interpolation == "nearest":
-            image = image.resize(size, _FILTERS[spec.interpolation], box=box)
+            image = image.resize(size, PIL_FILTERS[spec.interpolation], box=box)
         else:
             image = Image.fromarray(_resample_plain(np.asarray(image), box, size, spec.interpolation == "bicubic"))
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if geometry.flip else image

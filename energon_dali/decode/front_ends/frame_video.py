@@ -91,12 +91,10 @@ class LlavaOnevisionVideo(FrameVideo):
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.num_frames
-        if count is None and self.fps is None:
-            return list(range(total_frames))
+        count = self.wanted_frames(total_frames, fps)
         if count is None:
-            assert self.fps is not None
-            count = max(1, int(total_frames / fps * self.fps))
+            return list(range(total_frames))
+        count = max(1, count)
         if count > total_frames:
             raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
         return [number * total_frames // count for number in range(count)]
@@ -153,12 +151,9 @@ class InternVLVideo(FrameVideo):
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.num_frames
-        if count is None and self.fps is None:
-            return list(range(total_frames))
+        count = self.wanted_frames(total_frames, fps)
         if count is None:
-            assert self.fps is not None
-            count = int(total_frames / fps * self.fps)
+            return list(range(total_frames))
         shift = total_frames / max(count, 1) / 2 if self.initial_shift is True else float(self.initial_shift)
         return frames_at_steps(shift, total_frames, count)
 

@@ -260,12 +260,11 @@ class Qwen3VLVideo(PatchedVideo):
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.num_frames
-        if count is None and self.fps is None:
-            return list(range(total_frames))
+        count = self.wanted_frames(total_frames, fps)
         if count is None:
-            assert self.fps is not None
-            count = min(max(int(total_frames / fps * self.fps), self.min_frames), self.max_frames, total_frames)
+            return list(range(total_frames))
+        if self.num_frames is None:
+            count = min(max(count, self.min_frames), self.max_frames, total_frames)
         return [int(frame) for frame in np.linspace(0, total_frames - 1, count).round()]
 
     def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -16,14 +16,7 @@ Resampling = Literal["pil", "torch"]
 backend, in a quarter to a half of the time. `docs/vlm.md` has the differences in a table."""
 Filter = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 
-PIL_FILTERS: dict[str, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "lanczos": Image.Resampling.LANCZOS,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
+PIL_FILTERS: dict[str, Image.Resampling] = {name: Image.Resampling[name.upper()] for name in get_args(Filter)}
 FILTER_NAMES: dict[int, Filter] = {int(value): name for name, value in PIL_FILTERS.items()}  # type: ignore[misc]
 """Name of a filter by the number that PIL and preprocessor_config.json give it."""
 _BY_TORCH = ("bilinear", "bicubic", "nearest")

@@ -53,6 +53,17 @@ class VideoFrontEnd(FrontEnd):
         if self.fps is not None and not self.fps > 0:
             raise ConfigError(f"fps={self.fps!r} is invalid: it must be a number of frames per second above 0.")
 
+    def wanted_frames(self, total_frames: int, fps: float) -> int | None:
+        """Returns how many frames `num_frames` or `fps` ask for; None for all.
+
+        Args:
+            total_frames: Frames of the video.
+            fps: Frames per second of the video, on average.
+        """
+        if self.num_frames is not None or self.fps is None:
+            return self.num_frames
+        return int(total_frames / fps * self.fps)
+
     @abstractmethod
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
         """Returns the numbers of the frames that the processor takes from a video, in presentation order.

@@ -35,8 +35,6 @@ RESULTS = ReusedBuffers(RESULT_BYTES)
 """That memory."""
 NUM_THREADS = 2
 """Threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, and finishing images."""
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
 
 
 class StreamFuture(Future[list[Outcome]]):
@@ -317,18 +315,16 @@ def release_unused() -> None:
 
 def host_threads() -> ThreadPoolExecutor:
     """Returns the threads, which are started when they are first needed."""
+    return _pool
+
+
+def _make_pool() -> None:
+    """Also after a fork: the threads exist only in the parent."""
     global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="energon-dali-pil")
-        return _pool
+    _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="energon-dali-pil")
 
 
-def _forget_threads() -> None:
-    """After a fork: they exist only in the parent."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
+_pool: ThreadPoolExecutor
+_make_pool()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_make_pool)
