@@ -23,11 +23,11 @@ from energon_dali.decode.dali.runtime.device import (
     DeviceOption,
     check_device_option,
     has_dali,
+    load_dali,
     resolve_device,
     sees_gpu,
     uses_dali,
 )
-from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning

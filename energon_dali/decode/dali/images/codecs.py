@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.decode.dali.runtime.device import load_backend
 from energon_dali.decode.formats import FORMATS
 from energon_dali.decode.interface import Route
 

@@ -23,10 +23,9 @@ from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.images.engine import set_geometry_inputs, take_results
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_graph, define_inputs
 from energon_dali.decode.dali.runtime.blocks import consumer_stream
-from energon_dali.decode.dali.runtime.device import current_device
+from energon_dali.decode.dali.runtime.device import current_device, load_dali
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
-from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
-from energon_dali.decode.dali.runtime.pipeline import build_pipeline
+from energon_dali.decode.dali.runtime.pipeline import Pipeline, build_pipeline
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import ConfigError, DecodeError, ShardError, StorageError, StoreUnavailableError

@@ -30,8 +30,9 @@ from energon_dali.decode.dali.runtime.blocks import (
     host_threads,
     split_block,
 )
+from energon_dali.decode.dali.runtime.device import load_backend
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
-from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
+from energon_dali.decode.dali.runtime.pipeline import Pipeline
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, handle_geometry, upright_size

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from energon_dali.decode.dali.images.codecs import decodes_regions
-from energon_dali.decode.dali.runtime.library import load_dali
+from energon_dali.decode.dali.runtime.device import load_dali
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
 from energon_dali.decode.geometry import Geometry
 from energon_dali.decode.interface import MediaHandle

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
 from energon_dali.samples.transfer import map_tensors

@@ -16,11 +16,10 @@ import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device, split_block
-from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.device import Device, load_backend, load_dali
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
-from energon_dali.decode.dali.runtime.library import Pipeline, load_backend, load_dali
-from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
+from energon_dali.decode.dali.runtime.pipeline import Pipeline, PipelineOptions, define_input
 from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav, render_video
