@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
 from energon_dali.decode.formats.png import open_plain_png
 from energon_dali.decode.front_ends import FrontEnd, VisionInput
-from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Pixels
+from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Pixels, resample_plain, to_rgb
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, upright_size
 from energon_dali.decode.reduction import Reduction, find_reduction
 from energon_dali.decode.spec import EncodedImage, ImageSpec
@@ -177,7 +177,7 @@ def _rendered(
 ) -> VisionInput:
     """Returns what a front end makes of an image, with one resampling where operations and front end both have one."""
     if image.mode != "RGB" or "transparency" in image.info:
-        image = _on_white(image, front_end)
+        image = to_rgb(image, front_end.convert_rgb)
     if handle.spec.apply_exif_orientation:
         image = _upright(image, handle)
     if reduction is None:
@@ -195,23 +195,6 @@ def _rendered(
     elif geometry is not None:
         image = transform(image, geometry, handle.spec)
     return front_end.render(Pixels(image=image), front_end.layout(width, height))
-
-
-def _on_white(image: Image.Image, front_end: FrontEnd) -> Image.Image:
-    """Returns the image in RGB, transparent pixels on white, as transformers converts it.
-
-    Raises:
-        DecodeError: The front end converts nothing.
-    """
-    transparent = "A" in image.getbands() or image.info.get("transparency") is not None
-    if not front_end.convert_rgb:
-        if image.mode == "RGB":  # its transparent colour is ignored
-            return image
-        raise DecodeError(f"The processor does not convert images to RGB, and this one is {image.mode}")
-    if not transparent:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
 def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.Image:
@@ -232,7 +215,7 @@ def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.
         if spec.antialias or spec.interpolation == "nearest":
             image = image.resize(size, PIL_FILTERS[spec.interpolation], box=box)
         else:
-            image = Image.fromarray(_resample_plain(np.asarray(image), box, size, spec.interpolation == "bicubic"))
+            image = Image.fromarray(resample_plain(np.asarray(image), box, size, spec.interpolation == "bicubic"))
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if geometry.flip else image
 
 
@@ -281,35 +264,6 @@ def _upright(image: Image.Image, handle: EncodedImage) -> Image.Image:
         return ImageOps.exif_transpose(image)
     turn = _UPRIGHT.get(handle.orientation)
     return image if turn is None else image.transpose(turn)
-
-
-def _resample_plain(
-    pixels: NDArray[np.uint8], box: tuple[float, float, float, float], size: tuple[int, int], cubic: bool
-) -> NDArray[np.uint8]:
-    """Returns a box of the pixels at another size, using a fixed-width filter (no antialiasing), which PIL lacks."""
-    left, top, right, bottom = box
-    values: NDArray[np.float32] = pixels.astype(np.float32)
-    for axis, (start, end, count) in enumerate(((top, bottom, size[1]), (left, right, size[0]))):
-        centers = start + (np.arange(count) + 0.5) * ((end - start) / count) - 0.5
-        first = np.floor(centers).astype(np.int64)
-        shape = [1] * values.ndim
-        shape[axis] = count
-        total = np.zeros((*values.shape[:axis], count, *values.shape[axis + 1 :]), np.float32)
-        for tap in (-1, 0, 1, 2) if cubic else (0, 1):
-            distance = np.abs(centers - (first + tap))
-            weights = _cubic(distance) if cubic else 1.0 - distance
-            taken = values.take(np.clip(first + tap, 0, values.shape[axis] - 1), axis=axis)
-            total += taken * weights.astype(np.float32).reshape(shape)
-        values = total
-    rounded: NDArray[np.uint8] = np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8)
-    return rounded
-
-
-def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the weights of the cubic filter with a = -0.5, as in PIL and DALI."""
-    near = (1.5 * distance - 2.5) * distance * distance + 1.0
-    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
-    return np.where(distance < 1.0, near, np.where(distance < 2.0, far, 0.0))
 
 
 def _decode_error(error: Exception, format: str, pixels: int) -> DecodeError:
