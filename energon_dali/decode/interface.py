@@ -15,7 +15,7 @@ from typing_extensions import Self
 from energon_dali.cache import FileStoreDecoder, Lazy
 from energon_dali.decode.front_ends import FrontEnd, ImageLayout
 from energon_dali.decode.geometry import result_size
-from energon_dali.decode.pil import decode_image
+from energon_dali.decode.images import decode_image
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo

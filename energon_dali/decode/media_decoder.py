@@ -14,11 +14,10 @@ from energon_dali.calls import explain_call
 from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.front_ends import FrontEnd
+from energon_dali.decode.images import decode_image, import_readers, screen_image
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, Placement
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.part_kind import decodes_kind, find_part_kind, guess_part_kind, require_filetype
-from energon_dali.decode.pil import decode_image, import_readers
-from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_PIXELS,

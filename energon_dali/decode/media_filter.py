@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from energon_dali.decode.images import open_image
 from energon_dali.decode.part_kind import find_part_kind
-from energon_dali.decode.pil import open_image
 from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError
 

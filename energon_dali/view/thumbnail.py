@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from energon_dali.av import AVDecoder, AVLimits
-from energon_dali.decode.pil import open_image
-from energon_dali.decode.screen import screen_image
+from energon_dali.decode.images import open_image, screen_image
 from energon_dali.errors import DecodeError
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 

@@ -31,11 +31,10 @@ from energon_dali.decode.dali.runtime.device import (
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
+from energon_dali.decode.images import decode_image, screen_image
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.part_kind import decodes_kind
-from energon_dali.decode.pil import decode_image
-from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
 

@@ -30,11 +30,11 @@ from energon_dali.decode.dali.runtime.pipeline import EngineOptions, PipelineOpt
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.front_ends import VisionInput
+from energon_dali.decode.images import screen_image
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.media_decoder import decode_on_cpu
 from energon_dali.decode.operations import crops_resized
 from energon_dali.decode.reduction import decoded_factor
-from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import DecodeError
 

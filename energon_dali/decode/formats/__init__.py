@@ -7,6 +7,7 @@ this one calls `register_format` before the first sample is read.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from energon_dali.decode.formats.bitmaps import BMP, PNM
@@ -91,7 +92,6 @@ def register_format(format: ImageFormat) -> None:
     Raises:
         ConfigError: The name is not an identifier, or a suffix or PIL name belongs to another format.
     """
-    global SIGNATURES
     if not format.name.isidentifier():
         raise ConfigError(f'ImageFormat(name={format.name!r}) is invalid. Give an identifier such as "jpeg".')
     for what, keys, table in (("suffix", format.suffixes, SUFFIXES), ("PIL name", format.pil_names, PIL_NAMES)):
@@ -100,31 +100,30 @@ def register_format(format: ImageFormat) -> None:
                 raise ConfigError(f"The {what} {key!r} of {format.name!r} already belongs to {table[key].name!r}.")
     unregister_format(format.name)
     _enter(format)
-    SIGNATURES = _compile_signatures()
 
 
 def unregister_format(name: str) -> None:
     """Removes a format if there is one of this name."""
-    global SIGNATURES
     FORMATS.pop(name, None)
     for table in (SUFFIXES, PIL_NAMES):
         for key in [key for key, format in table.items() if format.name == name]:
             del table[key]
-    SIGNATURES = _compile_signatures()
+    signatures.cache_clear()
 
 
 def _enter(format: ImageFormat) -> None:
     FORMATS[format.name] = format
     SUFFIXES.update(dict.fromkeys(format.suffixes, format))
     PIL_NAMES.update(dict.fromkeys(format.pil_names, format))
+    signatures.cache_clear()
 
 
-def _compile_signatures() -> re.Pattern[bytes]:
+@functools.cache
+def signatures() -> re.Pattern[bytes]:
+    """Returns what matches the first bytes of a file; the group that matched (`lastgroup`) has the format's name."""
     patterns = (b"(?P<%b>%b)" % (name.encode(), known.signature) for name, known in FORMATS.items() if known.signature)
     return re.compile(b"|".join(patterns), re.DOTALL)
 
 
 for _format in BUILT_IN:
     _enter(_format)
-SIGNATURES = _compile_signatures()
-"""Matches the first bytes of a file. The name of the group that matched (`lastgroup`) is the name of the format."""

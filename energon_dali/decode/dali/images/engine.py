@@ -2,7 +2,7 @@
 
 Most results of the CPU are finished here: resampled, flipped, normalised and in their layout. numpy and torch take less
 time for this than DALI's operators: decoded and finished, crops of 224 pixels take 0.6 of the CPU time, 0.44 with
-bicubic, and uint8 at full size 0.92 (`python -m benchmarks.finishing`). The arithmetic is that of `decode.pil`; only
+bicubic, and uint8 at full size 0.92 (`python -m benchmarks.finishing`). The arithmetic is that of `decode.images`; only
 resampling differs, by rounding.
 """
 
