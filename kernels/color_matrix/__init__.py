@@ -198,5 +198,6 @@ def convert_colors(
     result = torch.empty(shape, dtype=wanted, device=frames.device)
     values = None if dtype == "uint8" else values_on(frames.device, dtype, None, 1)
     with torch.cuda.device(frames.device):
-        convert_colors_triton(frames, on_device(coefficients, frames.device), values, result, channels_first)
+        placed = on_device(coefficients, frames.device)
+        convert_colors_triton(frames, placed, values, result, channels_first, FRACTION_BITS)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -72,10 +73,7 @@ def token_starts(grids: Sequence[Grid]) -> list[int]:
     Args:
         grids: One per image.
     """
-    starts = [0]
-    for grid in grids:
-        starts.append(starts[-1] + grid.tokens)
-    return starts
+    return [0, *accumulate(grid.tokens for grid in grids)]
 
 
 def patchify_reference(
@@ -178,5 +176,5 @@ def patchify(
 
         values = None if dtype == "uint8" else values_on(device, dtype, normalization, channels)
         with torch.cuda.device(device):
-            cu_seqlens = patchify_triton(clips, patch_size, frames_per_patch, values, tokens, positions)
+            cu_seqlens = patchify_triton(clips, grids, patch_size, frames_per_patch, values, tokens, positions)
     return Patches(tokens, positions, cu_seqlens, max(grid.tokens for grid in grids), grids)

@@ -47,7 +47,7 @@ def compare(device: str, *, sampled: bool = False) -> int:
                 wanted = convert_colors_reference(frames, coefficients, dtype, channels_first)
                 for poison in poisons(dtype == torch.uint8):
                     result = torch.full_like(wanted, poison)
-                    convert_colors_triton(frames, coefficients, values, result, channels_first)
+                    convert_colors_triton(frames, coefficients, values, result, channels_first, FRACTION_BITS)
                     assert torch.equal(result, wanted), (shape, dtype, channels_first)
                     count += 1
     return count + _compare_a_wide_frame(device)
