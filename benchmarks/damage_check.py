@@ -22,7 +22,7 @@ from unittest.mock import patch
 from benchmarks.tuning_media import encode_image, jpegs, photographs
 from energon_dali import DaliDecoder
 from energon_dali.decode import Decoded
-from energon_dali.decode.formats.registry import FORMATS
+from energon_dali.decode.formats import FORMATS
 
 SIZE = (500, 375)
 TARGET_BYTES = 104_000

@@ -263,6 +263,8 @@ def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) 
             f"{name}={value!r} is a generator function, but must return exactly one result: give a function, "
             f"{what}, that returns it."
         )
+
+
 def import_extra(name: str, user: str, extra: str) -> Any:
     """Returns a package that only an extra of this one installs.
 

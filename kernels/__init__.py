@@ -1,1 +1,1 @@
-"""Device kernels, imported as `energon_dali.kernels`: a folder per operation, with `reference.py` and `kernel.py`."""
+"""Device kernels, imported as `energon_dali.kernels`: a folder per operation, and in it `kernel.py` for Triton."""

@@ -1,20 +1,23 @@
-"""Chooses what an operation runs on: the Triton kernel on a GPU where Triton works, the reference elsewhere."""
+"""Chooses what an operation runs on: the Triton kernel on a GPU where Triton works, the reference elsewhere.
+
+An operation is a folder: its arguments, results and reference in `__init__.py`, and `kernel.py`, which needs Triton.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 Backend = Literal["triton", "reference"]
 
 _LOG = logging.getLogger(__name__)
 
 
+@functools.cache
 def backend_for(operation: str, device: torch.device) -> Backend:
     """Returns what an operation runs on, and logs it at level DEBUG, once for each operation and device.
 
@@ -24,7 +27,10 @@ def backend_for(operation: str, device: torch.device) -> Backend:
         operation: Name of the operation, for the log.
         device: Where its tensors are.
     """
-    return _choice(operation, device.type)
+    why = why_no_triton() if device.type == "cuda" else ""
+    backend: Backend = "triton" if device.type == "cuda" and not why else "reference"
+    _LOG.debug("%s on %s runs on the %s backend%s", operation, device, backend, f", as {why}" if why else "")
+    return backend
 
 
 @functools.cache
@@ -51,9 +57,11 @@ def why_no_triton() -> str:
     return ""
 
 
-@functools.cache
-def _choice(operation: str, device_type: str) -> Backend:
-    why = why_no_triton() if device_type == "cuda" else ""
-    backend: Backend = "triton" if device_type == "cuda" and not why else "reference"
-    _LOG.debug("%s on %s runs on the %s backend%s", operation, device_type, backend, f", as {why}" if why else "")
-    return backend
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a small CPU tensor on a device. The copy is from pinned memory, so the host does not wait for it.
+
+    Args:
+        tensor: On the CPU.
+        device: The device.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

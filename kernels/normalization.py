@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
 
@@ -48,8 +47,6 @@ class Normalization:
         Raises:
             ValueError: Mean or std has another number of channels.
         """
-        import torch
-
         shift, divisor = (
             [value / self.scale for value in _per_channel(name, values, channels)]
             for name, values in (("mean", self.mean), ("std", self.std))
@@ -93,8 +90,6 @@ def normalize_levels(levels: torch.Tensor, coefficients: torch.Tensor, dtype: to
         coefficients: float32[2, C], on the device of the levels.
         dtype: A floating type.
     """
-    import torch
-
     return ((levels.to(torch.float32) - coefficients[0]) / coefficients[1]).to(dtype)
 
 
@@ -107,8 +102,6 @@ def values_of_levels(coefficients: torch.Tensor, dtype: torch.dtype) -> torch.Te
         coefficients: float32[2, C].
         dtype: A floating type.
     """
-    import torch
-
     levels = torch.arange(256, dtype=torch.uint8, device=coefficients.device)[:, None]
     return normalize_levels(levels, coefficients, dtype).T.contiguous()
 
@@ -123,8 +116,6 @@ def values_on(device: torch.device, dtype: Dtype, normalization: Normalization |
         normalization: The caller's choice; None is level / 255.
         channels: Number of channels of the images.
     """
-    import torch
-
     coefficients = (normalization or Normalization()).coefficients(channels)
     return values_of_levels(coefficients, getattr(torch, dtype)).to(device)
 
@@ -135,6 +126,4 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
     Args:
         tensor: Has elements of 1, 2 or 4 bytes.
     """
-    import torch
-
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])

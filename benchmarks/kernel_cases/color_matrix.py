@@ -20,8 +20,7 @@ def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
 
 def _case(size: Size, device: str, dtype: str, layout: str) -> KernelCase:
     import torch
-    from energon_dali.kernels.color_matrix import ColorMatrix, convert_colors
-    from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+    from energon_dali.kernels.color_matrix import ColorMatrix, convert_colors, convert_colors_reference
 
     shape = SIZES[size]
     generator = torch.Generator(device).manual_seed(1)

@@ -22,8 +22,7 @@ def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
 
 def _case(size: Size, device: str, colors: int) -> KernelCase:
     import torch
-    from energon_dali.kernels.color_quantize import Palette, color_quantize
-    from energon_dali.kernels.color_quantize.reference import color_quantize_reference
+    from energon_dali.kernels.color_quantize import Palette, color_quantize, color_quantize_reference
 
     shape = SIZES[size]
     generator = torch.Generator(device).manual_seed(1)

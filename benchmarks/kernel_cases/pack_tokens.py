@@ -24,9 +24,7 @@ def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
 
 def _case(size: Size, device: str) -> KernelCase:
     import torch
-    from energon_dali.kernels.pack_tokens import pack_tokens, place_sequences
-    from energon_dali.kernels.pack_tokens.reference import pack_tokens_reference
-    from energon_dali.kernels.pack_tokens.rows import segments_of
+    from energon_dali.kernels.pack_tokens import pack_tokens, pack_tokens_reference, place_sequences, segments_of
 
     count, limits, row_length = SIZES[size]
     draw = random.Random(3)

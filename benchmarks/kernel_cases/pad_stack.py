@@ -28,8 +28,7 @@ def _largest(images: list[Any], planes: bool) -> tuple[int, int]:
 
 def _bytes_case(size: Size, images: list[Any], planes: bool) -> KernelCase:
     import torch
-    from energon_dali.kernels.pad_stack import pad_stack
-    from energon_dali.kernels.pad_stack.reference import pad_stack_reference
+    from energon_dali.kernels.pad_stack import pad_stack, pad_stack_reference
 
     layout = "CHW" if planes else "HWC"
     height, width = _largest(images, planes)
@@ -69,8 +68,7 @@ def _bytes_case(size: Size, images: list[Any], planes: bool) -> KernelCase:
 def _floats_case(size: Size, images: list[Any]) -> KernelCase:
     import torch
     from energon_dali.kernels.normalization import normalize_levels
-    from energon_dali.kernels.pad_stack import Normalization, pad_stack
-    from energon_dali.kernels.pad_stack.reference import pad_stack_reference
+    from energon_dali.kernels.pad_stack import Normalization, pad_stack, pad_stack_reference
 
     device = images[0].device
     normalization = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

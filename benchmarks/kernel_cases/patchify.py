@@ -24,8 +24,7 @@ def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
 def _case(size: Size, images: list[Any], dtype: str) -> KernelCase:
     import torch
     from energon_dali.kernels.normalization import normalize_levels
-    from energon_dali.kernels.patchify import Grid, Normalization, patchify
-    from energon_dali.kernels.patchify.reference import patchify_reference
+    from energon_dali.kernels.patchify import Grid, Normalization, patchify, patchify_reference
 
     device, kind = images[0].device, getattr(torch, dtype)
     normalization = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if dtype != "uint8" else None

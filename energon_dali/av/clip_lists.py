@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from energon_dali.av.audio.reader import AudioReader, AudioUnit
+from energon_dali.av.audio_reader import AudioReader, AudioUnit
 from energon_dali.av.container import ROUTE
-from energon_dali.av.video.reader import VideoReader
+from energon_dali.av.video_reader import VideoReader
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:

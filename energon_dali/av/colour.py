@@ -36,14 +36,6 @@ _MATRICES: dict[int, Matrix] = {
 """AVColorSpace (ITU-T H.273, MatrixCoefficients) to matrix."""
 _SWS_MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
 """SWS_CS_* of swscale."""
-_LUMA_WEIGHTS = {
-    "bt601": (0.299, 0.114),
-    "bt709": (0.2126, 0.0722),
-    "bt2020": (0.2627, 0.0593),
-    "fcc": (0.30, 0.11),
-    "smpte240m": (0.212, 0.087),
-}
-"""(Kr, Kb) of ITU-T H.273, table 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +46,6 @@ class ColourFacts:
     """The matrix that converts YCbCr to RGB."""
     full_range: bool
     """Whether luma ranges over 0 to 255 (at 8 bits) instead of 16 to 235."""
-
-    def to_rgb_matrix(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Returns (matrix, offset), float64 [3, 3] and [3]: RGB is `matrix @ (ycbcr - offset)`, all in 0..255."""
-        if self.matrix == "rgb":
-            return np.eye(3), np.zeros(3)
-        kr, kb = _LUMA_WEIGHTS[self.matrix]
-        kg = 1 - kr - kb
-        luma, chroma = (1.0, 1.0) if self.full_range else (255 / 219, 255 / 224)
-        red, blue = 2 * (1 - kr) * chroma, 2 * (1 - kb) * chroma
-        matrix = np.array([[luma, 0, red], [luma, -blue * kb / kg, -red * kr / kg], [luma, blue, 0]])
-        return matrix, np.array([0.0 if self.full_range else 16.0, 128.0, 128.0])
 
 
 def find_colours(matrix: int, colour_range: int, pixel_format: str, width: int, height: int) -> ColourFacts:

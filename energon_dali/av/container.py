@@ -8,15 +8,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.av.media_source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.stream_facts import StreamFacts, check_readable, find_facts
+from energon_dali.av.stream_facts import StreamFacts, find_facts
 from energon_dali.calls import explain_call
 from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError, DeviceError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
     from av.stream import Stream
+
+Found = TypeVar("Found")
 
 ROUTE = "pyav"
 READ_BYTES = 1 << 17
@@ -136,8 +138,8 @@ class MediaFile:
         self._container: InputContainer | None = None
         self._reader: Any = None
         """The object that the open container reads from."""
-        self._is_at_start = False
-        """Whether no stream was selected since the container was opened."""
+        self.is_at_start = False
+        """Whether nothing was read since the container was opened; only inside `opened`."""
         self._encrypted: frozenset[int] = frozenset()
         """Numbers of the tracks that the header of an MP4 calls encrypted."""
         self._pid = os.getpid()
@@ -182,13 +184,18 @@ class MediaFile:
         Raises:
             DecodeError: The file cannot be opened.
         """
-        facts: tuple[StreamFacts, ...] | None = self.cache.get("streams")
-        if facts is None:
-            with self.opened() as container:
-                facts = self.cache["streams"] = tuple(
-                    find_facts(stream, is_encrypted=stream.id in self._encrypted) for stream in container.streams
-                )
-        return facts
+        return self.found("streams", self._find_streams)
+
+    def _find_streams(self) -> tuple[StreamFacts, ...]:
+        with self.opened() as container:
+            return tuple(find_facts(stream, is_encrypted=stream.id in self._encrypted) for stream in container.streams)
+
+    def found(self, key: Any, find: Callable[[], Found]) -> Found:
+        """Returns what `find` returned for a key the first time."""
+        if key not in self.cache:
+            self.cache[key] = find()
+        value: Found = self.cache[key]
+        return value
 
     def find_stream(self, kind: str) -> StreamFacts | None:
         """Returns the facts about the first stream of a kind ("video", "audio"), None if there is none.
@@ -207,8 +214,13 @@ class MediaFile:
             DecodeError: The file cannot be opened, or has no such stream that can be decoded, or it is encrypted.
         """
         facts = self.find_stream(kind)
-        if facts is not None:
-            check_readable(facts)
+        if facts is not None and facts.is_encrypted:
+            raise DecodeError(
+                f"Its {kind} stream is encrypted, and there is no key to decode it. Store the file without encryption, "
+                "or leave it out",
+                facts.codec,
+                ROUTE,
+            )
         if facts is None or not facts.codec:
             kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.streams)
             raise DecodeError(f"It has no {kind} stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
@@ -219,7 +231,7 @@ class MediaFile:
         import av
 
         assert self._container is not None
-        self._is_at_start = False
+        self.is_at_start = False
         for other in self._container.streams:
             other.discard = av.stream.Discard.default if other.index == stream.index else av.stream.Discard.all
         context = stream.codec_context
@@ -231,14 +243,21 @@ class MediaFile:
             if stream.type == "video":
                 context.options = {"max_pixels": str(self.limits.max_pixels)}
 
-    def deadline(self) -> Deadline:
-        """Returns the deadline of a call that starts now."""
-        return Deadline(self.limits.max_seconds, self.format)
+    def deadline(self) -> Callable[[], None]:
+        """Returns a function that raises DecodeError when the time of a call that starts now is over."""
+        seconds = self.limits.max_seconds
+        end = None if seconds is None else time.monotonic() + seconds
 
-    @property
-    def is_at_start(self) -> bool:
-        """Whether nothing was read since the container was opened; only inside `opened`."""
-        return self._is_at_start
+        def check() -> None:
+            if end is not None and time.monotonic() > end:
+                raise DecodeError(
+                    f"Decoding took longer than AVLimits(max_seconds={seconds}). The file is larger than it should be, "
+                    "or damaged. Ask for fewer frames, or allow more time",
+                    self.format,
+                    ROUTE,
+                )
+
+        return check
 
     def rewind(self) -> InputContainer:
         """Returns the container at its first packet, reopened if something was read; only inside `opened`.
@@ -246,7 +265,7 @@ class MediaFile:
         Raises:
             DecodeError: The file can no longer be opened.
         """
-        return self.container if self._is_at_start else self.reopen()
+        return self.container if self.is_at_start else self.reopen()
 
     def reopen(self) -> InputContainer:
         """Returns the reopened container, at its first packet; only inside `opened`.
@@ -270,6 +289,9 @@ class MediaFile:
         container, self._container = self._container, None
         if container is not None:
             container.close()
+        self._drop_reader()
+
+    def _drop_reader(self) -> None:
         if isinstance(self._reader, FileReader):
             self._reader.close()
         self._reader = None
@@ -279,7 +301,7 @@ class MediaFile:
             if data is not None:
                 self._encrypted = screen_mp4(data)
         timeout = self.limits.max_seconds
-        self._is_at_start = True
+        self.is_at_start = True
         self._reader = open_source(self.source)
         return open_container(self._reader, buffer_size=READ_BYTES, timeout=timeout)
 
@@ -287,7 +309,8 @@ class MediaFile:
         """Drops a container of the parent process without freeing it: its decoding threads do not exist here."""
         if self._container is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._container))
-        self._container = self._reader = None
+        self._container = None
+        self._drop_reader()
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -334,34 +357,6 @@ def demux_stream(container: Any, stream: Any, *, tolerant: bool = False) -> Iter
     except (FFmpegError, EOFError):
         if not tolerant:
             raise
-
-
-class Deadline:
-    """The time limit of one call.
-
-    Args:
-        seconds: Time from now; None for no limit.
-        format: Format of the file, for the message.
-    """
-
-    def __init__(self, seconds: float | None, format: str = "") -> None:
-        self._seconds = seconds
-        self._format = format
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    def check(self) -> None:
-        """Checks the time.
-
-        Raises:
-            DecodeError: The time limit has passed.
-        """
-        if self._end is not None and time.monotonic() > self._end:
-            raise DecodeError(
-                f"Decoding took longer than AVLimits(max_seconds={self._seconds}). The file is larger than it should "
-                "be, or damaged. Ask for fewer frames, or allow more time",
-                self._format,
-                ROUTE,
-            )
 
 
 @contextmanager

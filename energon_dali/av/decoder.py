@@ -6,12 +6,12 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from energon_dali.av.audio.reader import AudioReader, AudioUnit
+from energon_dali.av.audio_reader import AudioReader, AudioUnit
 from energon_dali.av.clip_lists import WHOLE, ClipRange, Missing, VideoUnit, read_audio_clips, read_video_clips
 from energon_dali.av.container import AVLimits, MediaFile
 from energon_dali.av.media_source import MediaSource, open_source
-from energon_dali.av.video.reader import VideoReader
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.video_reader import VideoReader
+from energon_dali.av.video_scan import Damaged
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import edataclass
@@ -19,58 +19,6 @@ from energon_dali.samples.media_metadata import AVMetadata
 
 if TYPE_CHECKING:
     import torch
-
-
-def describe_video(
-    metadata: AVMetadata, reader: VideoReader, *, duration: bool, frame_count: bool, frame_size: bool, upright: bool
-) -> None:
-    """Writes the facts of the video into the metadata.
-
-    Args:
-        metadata: Written to.
-        reader: The video.
-        duration: Finds the exact duration, which needs the frame index. Otherwise uses the header's, if any.
-        frame_count: Finds the number of frames, which needs the frame index.
-        frame_size: Writes width and height.
-        upright: Whether width and height are those after rotating the frames upright.
-
-    Raises:
-        DecodeError: The file cannot be read.
-    """
-    facts = reader.facts
-    metadata.video_duration = facts.duration_seconds
-    metadata.video_fps = None if facts.average_rate is None else float(facts.average_rate)
-    if duration:
-        metadata.video_duration = reader.index.end_seconds - reader.index.start_seconds
-    if frame_count:
-        metadata.video_num_frames = len(reader.index)
-    if (duration or frame_count) and not metadata.video_fps and metadata.video_duration:
-        metadata.video_fps = len(reader.index) / metadata.video_duration
-    if frame_size:
-        width, height = reader.width, reader.height
-        turned = upright and reader.rotation % 180 != 0
-        metadata.video_width, metadata.video_height = (height, width) if turned else (width, height)
-
-
-def describe_audio(metadata: AVMetadata, reader: AudioReader, *, duration: bool, num_samples: bool) -> None:
-    """Writes the facts of the audio into the metadata.
-
-    Args:
-        metadata: Written to.
-        reader: The audio.
-        duration: Finds the exact duration, which needs the audio index. Otherwise uses the header's, if any.
-        num_samples: Finds the number of samples, which needs the audio index.
-
-    Raises:
-        DecodeError: The file cannot be read.
-    """
-    facts = reader.facts
-    metadata.audio_sample_rate, metadata.audio_channels = facts.sample_rate, facts.channels
-    metadata.audio_duration = facts.duration_seconds
-    if duration:
-        metadata.audio_duration = reader.index.end_seconds - reader.index.start_seconds
-    if num_samples:
-        metadata.audio_num_samples = len(reader.index)
 
 
 @edataclass
@@ -308,16 +256,27 @@ class AVDecoder:
         """
         metadata = AVMetadata()
         if get_video and self.has_video_stream():
-            describe_video(
-                metadata,
-                self.video,
-                duration=get_video_duration,
-                frame_count=get_video_frame_count,
-                frame_size=get_video_frame_size,
-                upright=self.apply_rotation,
-            )
+            video = self.video
+            metadata.video_duration = video.facts.duration_seconds
+            metadata.video_fps = None if video.facts.average_rate is None else float(video.facts.average_rate)
+            if get_video_duration:
+                metadata.video_duration = video.index.end_seconds - video.index.start_seconds
+            if get_video_frame_count:
+                metadata.video_num_frames = len(video.index)
+            if (get_video_duration or get_video_frame_count) and not metadata.video_fps and metadata.video_duration:
+                metadata.video_fps = len(video.index) / metadata.video_duration
+            if get_video_frame_size:
+                width, height = video.width, video.height
+                turned = self.apply_rotation and video.rotation % 180 != 0
+                metadata.video_width, metadata.video_height = (height, width) if turned else (width, height)
         if get_audio and self.has_audio_stream():
-            describe_audio(metadata, self.audio, duration=get_audio_duration, num_samples=get_audio_num_samples)
+            audio = self.audio
+            metadata.audio_sample_rate, metadata.audio_channels = audio.facts.sample_rate, audio.facts.channels
+            metadata.audio_duration = audio.facts.duration_seconds
+            if get_audio_duration:
+                metadata.audio_duration = audio.index.end_seconds - audio.index.start_seconds
+            if get_audio_num_samples:
+                metadata.audio_num_samples = len(audio.index)
         return metadata
 
     def get_video_fps(self) -> float:

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -119,11 +120,7 @@ class FrameIndex:
         Raises:
             ConfigError: The range is reversed or contains NaN.
         """
-        if math.isnan(start) or math.isnan(end) or end < start:
-            raise ConfigError(
-                f"The clip range ({start}, {end}) in seconds was given. It begins before it ends, both are numbers, "
-                "and the end is included. Give (start, end) with start <= end."
-            )
+        check_range(start, end, "seconds", end_is="included")
         if not len(self) or end + TOLERANCE_SECONDS < self.start_seconds:
             return None
         # A last frame without a duration is shown at least at its own time.
@@ -142,16 +139,25 @@ class FrameIndex:
         Raises:
             ConfigError: The range is reversed or contains NaN.
         """
-        if math.isnan(start) or math.isnan(end) or end < start:
-            raise ConfigError(
-                f"The clip range ({start}, {end}) in frames was given. It begins before it ends, both are numbers, "
-                "and the end is included. Give (first, last) with first <= last."
-            )
+        check_range(start, end, "frames", end_is="included")
         if end == -math.inf:
             return None
         last = len(self) - 1 if end == math.inf else min(int(end), len(self) - 1)
         first = 0 if start == -math.inf else max(0, int(start)) if start != math.inf else len(self)
         return (first, last) if first <= last else None
+
+
+def check_range(start: float, end: float, unit: str, *, end_is: Literal["included", "excluded"]) -> None:
+    """Checks that a range begins before it ends.
+
+    Raises:
+        ConfigError: The range is reversed, or not made of numbers.
+    """
+    if math.isnan(start) or math.isnan(end) or end < start:
+        raise ConfigError(
+            f"The clip range ({start}, {end}) in {unit} was given. It begins before it ends, both are numbers, "
+            f"and the end is {end_is}. Give (start, end) with start <= end."
+        )
 
 
 def find_starts(positions: Int64s, order: Int64s, packets: PacketTable, packet_order: Int64s) -> Int64s:

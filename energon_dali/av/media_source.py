@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import mmap
 import os
 import pickle
-import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, cast
@@ -29,14 +27,6 @@ class MemoryReader:
         self._view = view
         self._position = 0
 
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
     def read(self, size: int = -1) -> bytes:
         """Returns up to `size` bytes from the position on, or all remaining bytes if `size` is negative."""
         start = self._position
@@ -55,69 +45,15 @@ class MemoryReader:
         return self._position
 
 
-class FileReader:
-    """A seekable reader over a file. FFmpeg itself would misread some paths ("concat:a|b", "img%03d.png").
+class FileReader(io.FileIO):
+    """A file that Python opens: FFmpeg itself would misread some paths ("concat:a|b", "img%03d.png")."""
 
-    Args:
-        path: Of a file.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._descriptor = -1
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if stat.S_ISDIR(os.fstat(self._descriptor).st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        self._position = 0
-        self.name = path
-        """For FFmpeg's messages."""
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Returns up to `size` bytes from the position on, or all remaining bytes if `size` is negative.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
-        wanted = size if size >= 0 else max(0, os.fstat(self._descriptor).st_size - self._position)
-        data = os.pread(self._descriptor, wanted, self._position)
-        self._position += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves the position and returns it; it is never before the start.
-
-        Raises:
-            OSError: The size of the file is not available.
-        """
-        if whence == os.SEEK_END:
-            base = os.fstat(self._descriptor).st_size
-        else:
-            base = self._position if whence == os.SEEK_CUR else 0
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        """Returns the position in bytes."""
-        return self._position
-
-    def close(self) -> None:
-        """Closes the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        self.close()
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Moves the position and returns it; it is never before the start."""
+        try:
+            return super().seek(offset, whence)
+        except OSError:
+            return super().seek(0)
 
 
 def check_source(source: Any) -> MediaSource:

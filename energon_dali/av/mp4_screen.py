@@ -33,39 +33,57 @@ def screen_mp4(data: memoryview) -> frozenset[int]:
     """
     if bytes(data[4:8]) not in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof"):
         return frozenset()
-    spans = [(0, len(data))]
+    open_boxes = [find_boxes(data, 0, len(data), cut=True)]
     tracks: list[tuple[int, bool]] = [(0, False)]  # (number, whether it is encrypted) of each track so far
     for _ in range(_MAX_BOXES):
-        if not spans:
+        if not open_boxes:
             break
-        start, end = spans.pop()
-        if end - start < 8:
-            continue
-        size, kind = struct.unpack_from(">I4s", data, start)
-        header = 8
-        if size == 1 and end - start >= 16:
-            size, header = struct.unpack_from(">Q", data, start + 8)[0], 16
-        stop = end if size == 0 else min(start + size, end)
-        if stop < start + header:
-            continue
-        spans.append((stop, end))
-        if kind in _CONTAINERS:
-            spans.append((start + header, stop))
+        kind, start, stop = next(open_boxes[-1], (b"", 0, 0))
+        if not kind:
+            open_boxes.pop()
+        elif kind in _CONTAINERS:
+            open_boxes.append(find_boxes(data, start, stop, cut=True))
             if kind == b"trak":
                 tracks.append((0, False))
-        elif kind == b"tkhd" and stop - start >= header + 24:
-            at = start + header + (20 if data[start + header] else 12)  # version 1 has times of 64 bits
-            tracks[-1] = (struct.unpack_from(">I", data, at)[0], tracks[-1][1])
+        elif kind == b"tkhd" and stop - start >= 24:
+            tracks[-1] = (track_number(data[start:stop]), tracks[-1][1])
         elif kind == b"stsd":
-            entries = islice(_sample_entries(data, start + header + 8, stop), _MAX_ENTRIES)
+            entries = islice(_sample_entries(data, start + 8, stop), _MAX_ENTRIES)
             tracks[-1] = (tracks[-1][0], not _ENCRYPTED.isdisjoint(entries))
-        elif kind == b"stsz" and stop - start >= header + 12:
-            sample_size, count = struct.unpack_from(">II", data, start + header + 4)
+        elif kind == b"stsz" and stop - start >= 12:
+            sample_size, count = struct.unpack_from(">II", data, start + 4)
             _check(count * max(1, sample_size), count, len(data))
-        elif kind == b"trun" and stop - start >= header + 8:
-            count = struct.unpack_from(">I", data, start + header + 4)[0]
+        elif kind == b"trun" and stop - start >= 8:
+            count = struct.unpack_from(">I", data, start + 4)[0]
             _check(count, count, len(data))
     return frozenset(number for number, encrypted in tracks if encrypted)
+
+
+def find_boxes(data: memoryview, start: int, end: int, *, cut: bool = False) -> Iterator[tuple[bytes, int, int]]:
+    """Yields (type, start of the content, its end) of consecutive boxes; stops at a malformed one.
+
+    Args:
+        data: Where they are.
+        start: Position of the first one.
+        end: Where they end.
+        cut: Whether the last one may be longer than what is there.
+    """
+    while start + 8 <= end:
+        size, kind = struct.unpack_from(">I4s", data, start)
+        header = 8
+        if size == 1 and start + 16 <= end:
+            size, header = struct.unpack_from(">Q", data, start + 8)[0], 16
+        stop = start + size if size else end
+        if stop < start + header or (stop > end and not cut):
+            return
+        yield kind, start + header, min(stop, end)
+        start = stop
+
+
+def track_number(header: memoryview | bytes) -> int:
+    """Returns the track number in the content of a `tkhd` box, -1 if it is truncated."""
+    at = 20 if header[:1] == b"\1" else 12  # version 1 has times of 64 bits
+    return int.from_bytes(header[at : at + 4], "big") if len(header) >= at + 4 else -1
 
 
 def _sample_entries(data: memoryview, position: int, end: int) -> Iterator[bytes]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.errors import DecodeError
-
 if TYPE_CHECKING:
     from av.stream import Stream
 
@@ -67,21 +65,6 @@ class StreamFacts:
     def duration_seconds(self) -> float | None:
         """Duration in seconds according to the header; None if unknown."""
         return None if self.duration is None else float(self.duration * self.time_base)
-
-
-def check_readable(facts: StreamFacts) -> None:
-    """Checks that the packets of a stream are not encrypted.
-
-    Raises:
-        DecodeError: They are.
-    """
-    if facts.is_encrypted:
-        raise DecodeError(
-            f"Its {facts.kind} stream is encrypted, and there is no key to decode it. Store the file without "
-            "encryption, or leave it out",
-            facts.codec,
-            "pyav",
-        )
 
 
 def find_facts(stream: Stream, *, is_encrypted: bool = False) -> StreamFacts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
-from energon_dali.av.audio.resample import is_count
+from energon_dali.av.audio_resample import is_count
 from energon_dali.av.decoder import AVData, AVDecoder
 from energon_dali.errors import ConfigError
 

@@ -53,8 +53,8 @@ def check_image(name: str, content: Callable[[], bytes]) -> PartFacts | None:
     Raises:
         DecodeError: The header cannot be parsed, or exceeds the limits of every decoder.
     """
+    from energon_dali.decode.images import screen_image  # lazy: imports PIL, and `--help` should not wait for it
     from energon_dali.decode.part_kind import find_part_kind
-    from energon_dali.decode.screen import screen_image  # lazy: imports PIL, and `--help` should not wait for it
 
     if find_part_kind(name)[0] != "image":
         return None

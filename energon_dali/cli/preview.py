@@ -60,7 +60,7 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
         click.ClickException: The sample cannot be read or made.
         DatasetError: There is no such sample, or the dataset cannot be opened.
     """
-    from energon_dali.decode.media_check import check_media
+    from energon_dali.decode.interface import check_media
     from energon_dali.view.scan_source import ScanSource
 
     if path.endswith((".yaml", ".yml")):

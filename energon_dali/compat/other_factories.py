@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from energon_dali.samples import kinds
 from energon_dali.assembly.factory_join import FactoryColumn, open_factory_join
 from energon_dali.assembly.opened_source import open_source
 from energon_dali.cache import FileStore, JsonlFileStore
@@ -15,6 +14,7 @@ from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseWebdatasetFactory, DefaultDecoderWebdatasetFactory, OwnDatasetFactory
 from energon_dali.compat.preparation import JsonlPreparator
 from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.samples import kinds
 from energon_dali.samples.base import CrudeSample, Sample
 from energon_dali.shards import WebdatasetFolder
 from energon_dali.shards.jsonl import JsonlFile

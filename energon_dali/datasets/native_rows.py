@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_dali.datasets.load_sample import part_seed
 from energon_dali.decode.dali.dispatch import is_eligible_image
-from energon_dali.decode.dali.images.index_file import ReaderRow
+from energon_dali.decode.dali.images.dali_reader import ReaderRow
 from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.decode.spec import ImageSpec

@@ -6,6 +6,7 @@ from energon_dali.decode.clips import ClipAudio, ClipsHandle, LogMel, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.front_ends import FrontEnd, VisionInput, batch_vision
+from energon_dali.decode.images import screen_image
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, map_handles
 from energon_dali.decode.media_decoder import MediaDecoder
 from energon_dali.decode.operations import (
@@ -18,7 +19,6 @@ from energon_dali.decode.operations import (
     Resize,
 )
 from energon_dali.decode.sample_decoder import SampleDecoder
-from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import ImageSpec
 
 __all__ = [

@@ -204,31 +204,26 @@ def _tenbin(data: bytes) -> Any:
     return tenbin.decode_buffer(data)
 
 
-def _msgpack(data: bytes, limit: int) -> Any:
-    try:
-        msgpack = importlib.import_module("msgpack")
-    except ImportError as error:
-        raise _missing("msgpack", ".mp and .msg") from error
-    value = msgpack.unpackb(data)
-    _check_value(value, len(data), limit, "msg")
-    return value
+def _by_package(package: str, function: str, suffix: str, parts: str) -> Callable[[bytes, int], Any]:
+    """Returns a reader that calls a function of a package, which need not be installed."""
+
+    def read(data: bytes, limit: int) -> Any:
+        try:
+            module = importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(
+                f"The dataset has {parts} parts and the package {package} is not installed. They can only be decoded "
+                f"with it. Run `pip install {package}`, or leave these parts out of the field map."
+            ) from error
+        value = getattr(module, function)(data)
+        _check_value(value, len(data), limit, suffix)
+        return value
+
+    return read
 
 
-def _cbor(data: bytes, limit: int) -> Any:
-    try:
-        cbor2 = importlib.import_module("cbor2")
-    except ImportError as error:
-        raise _missing("cbor2", ".cbor") from error
-    value = cbor2.loads(data)
-    _check_value(value, len(data), limit, "cbor")
-    return value
-
-
-def _missing(package: str, parts: str) -> ConfigError:
-    return ConfigError(
-        f"The dataset has {parts} parts and the package {package} is not installed. They can only be decoded with it. "
-        f"Run `pip install {package}`, or leave these parts out of the field map."
-    )
+_msgpack = _by_package("msgpack", "unpackb", "msg", ".mp and .msg")
+_cbor = _by_package("cbor2", "loads", "cbor", ".cbor")
 
 
 def _refuse_pickle(data: bytes) -> Any:

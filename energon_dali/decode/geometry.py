@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from energon_dali.decode.operations import (
     CenterCrop,
@@ -20,11 +19,9 @@ from energon_dali.decode.operations import (
     RandomResizedCrop,
     Resize,
 )
+from energon_dali.decode.spec import EncodedImage
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import mix
-
-if TYPE_CHECKING:
-    from energon_dali.decode.spec import EncodedImage
 
 _ATTEMPTS = 10
 """Attempts of a RandomResizedCrop before it falls back to the centre, as in torchvision."""
@@ -171,18 +168,21 @@ def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: 
     )
 
 
+def upright_size(handle: EncodedImage) -> tuple[int, int]:
+    """Returns (height, width) of an image, turned upright if its spec applies the EXIF orientation."""
+    if handle.spec.apply_exif_orientation and handle.orientation >= 5:
+        return handle.width, handle.height
+    return handle.height, handle.width
+
+
 def handle_geometry(handle: EncodedImage) -> Geometry | None:
     """Returns the geometry of a handle, in its rotated frame if its spec applies the EXIF orientation.
 
     Raises:
         DecodeError: A crop is larger than the image.
     """
-    spec = handle.spec
-    if not spec.geometric:
-        return None
-    if spec.apply_exif_orientation and handle.orientation >= 5:
-        return draw_geometry(spec.geometric, handle.height, handle.width, handle.seed)
-    return draw_geometry(spec.geometric, handle.width, handle.height, handle.seed)
+    height, width = upright_size(handle)
+    return draw_geometry(handle.spec.geometric, width, height, handle.seed)
 
 
 def result_size(handle: EncodedImage) -> tuple[int, int]:
@@ -192,11 +192,7 @@ def result_size(handle: EncodedImage) -> tuple[int, int]:
         DecodeError: A crop is larger than the image.
     """
     geometry = handle_geometry(handle)
-    if geometry is not None:
-        return geometry.out_height, geometry.out_width
-    if handle.spec.apply_exif_orientation and handle.orientation >= 5:
-        return handle.width, handle.height
-    return handle.height, handle.width
+    return upright_size(handle) if geometry is None else (geometry.out_height, geometry.out_width)
 
 
 def resized_size(size: int | tuple[int, int], height: int, width: int) -> tuple[int, int]:

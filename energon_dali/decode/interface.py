@@ -6,21 +6,20 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from typing_extensions import Self
 
 from energon_dali.cache import FileStoreDecoder, Lazy
+from energon_dali.decode.front_ends import FrontEnd, ImageLayout
 from energon_dali.decode.geometry import result_size
-from energon_dali.decode.pil import decode_image
+from energon_dali.decode.images import decode_image
+from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends import FrontEnd, ImageLayout
-    from energon_dali.decode.spec import ImageSpec
-    from energon_dali.samples.base import SourceInfo
+from energon_dali.samples.base import SourceInfo
+from energon_dali.samples.transfer import attributes_of
 
 Placement = Literal["worker", "rank"]
 Route = Literal["dali-gpu", "dali-host", "dali-cpu", "pil", "pyav", "fallback", "failed"]
@@ -338,3 +337,32 @@ def _map_attributes(value: Any, replace: Callable[[MediaHandle], Any], seen: set
         if changed is not inner:
             # A frozen dataclass refuses `setattr`. This object comes from a hook or a worker: nobody else uses it.
             (object.__setattr__ if kind.__dataclass_params__.frozen else setattr)(value, name, changed)
+
+
+def check_media(value: Any) -> None:
+    """Decodes the whole of every video and audio file in a sample, and keeps nothing.
+
+    Args:
+        value: A sample, or a part of one: dataclasses, dicts, lists and tuples are searched for `AVDecoder`.
+
+    Raises:
+        DecodeError: A file cannot be opened, or part of it cannot be decoded.
+    """
+    from energon_dali.av import AVDecoder
+
+    if isinstance(value, AVDecoder):
+        # Closed at once: otherwise the decoders of a whole block would hold their frames at the same time.
+        with value:
+            if value.has_video_stream():
+                value.video.check()
+            if value.has_audio_stream():
+                value.audio.check()
+    elif isinstance(value, dict):
+        for inner in value.values():
+            check_media(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            check_media(inner)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for inner in attributes_of(value).values():
+            check_media(inner)

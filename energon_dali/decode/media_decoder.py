@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from energon_dali.calls import explain_call
 from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
 from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.front_ends import FrontEnd
+from energon_dali.decode.images import decode_image, import_readers, screen_image
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, Placement
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.part_kind import decodes_kind, find_part_kind, guess_part_kind, require_filetype
-from energon_dali.decode.pil import decode_image, import_readers
-from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_PIXELS,
@@ -28,11 +28,10 @@ from energon_dali.decode.spec import (
     ImageSpec,
 )
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.samples.base import SourceInfo
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
-    from energon_dali.decode.front_ends import FrontEnd
-    from energon_dali.samples.base import SourceInfo
 
 
 class _Call(threading.local):

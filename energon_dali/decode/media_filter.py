@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from energon_dali.decode.images import open_image
 from energon_dali.decode.part_kind import find_part_kind
-from energon_dali.decode.pil import open_image
+from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError
 
 Strategy = Literal["GLOB", "HEADER", "EXTENSION"]
@@ -114,8 +115,6 @@ def describe_image(data: bytes) -> dict[str, Any] | None:
 
 def describe_av(data: bytes) -> dict[str, Any] | None:
     """Returns durations (seconds), sizes (pixels), rates and counts from the header of a video or audio file."""
-    from energon_dali.demuxers import open_container
-
     try:
         with open_container(io.BytesIO(data)) as container:
             facts: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection
 from typing import Literal
 
-from energon_dali.decode.formats.registry import SUFFIXES
+from energon_dali.decode.formats import SUFFIXES
 from energon_dali.demuxers import AV_SUFFIXES
 from energon_dali.errors import ConfigError
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.decode.clips import ClipsHandle, VideoClips, choose_frames, choose_starts
-from energon_dali.decode.front_ends import VideoInput
+from energon_dali.av import AudioReader, AVLimits, AVWebdatasetDecoder, FrameIndex, MediaFile, VideoReader
+from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips, choose_frames, choose_starts
+from energon_dali.decode.front_ends import VideoFrontEnd, VideoInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
+from energon_dali.decode.spec import AVDecode, DecodeScale
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import Int64Array
+from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     import torch
-
-    from energon_dali.av import AVLimits, FrameIndex, MediaFile
-    from energon_dali.decode.clips import ClipAudio
-    from energon_dali.decode.front_ends import VideoFrontEnd
-    from energon_dali.decode.spec import AVDecode, DecodeScale
-    from energon_dali.samples.base import SourceInfo
 
 ROUTE: Route = "pyav"
 _BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
@@ -53,8 +49,6 @@ def open_part(
     Raises:
         DecodeError: The file cannot be opened, or decoded.
     """
-    from energon_dali.av import AVWebdatasetDecoder
-
     # The part is known to be video or audio by its name or content, so any of their suffixes will do.
     value = AVWebdatasetDecoder(video_decode_audio, av_decode, **options)("mp4", raw)
     return bytes(raw) if value is None else value
@@ -84,8 +78,6 @@ def stage_clips(
     Raises:
         DecodeError: The file cannot be opened, lacks a stream that is asked for, or is too short for the clips.
     """
-    from energon_dali.av import MediaFile
-
     file = MediaFile(raw, limits=limits)
     try:
         handle = ClipsHandle(
@@ -113,8 +105,6 @@ def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
     """
     if handle.decoded is not None:
         return handle.decoded
-    from energon_dali.av import MediaFile
-
     with file or MediaFile(handle.data, limits=handle.limits) as opened:
         clips = decode_audio_of_clips(handle, opened)
         if handle.frame_indices.size:
@@ -161,9 +151,6 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
         shape = (len(handle.starts), wanted.channels, round(seconds * wanted.sample_rate))
         none = np.stack([handle.starts, handle.starts], 1)
         return _with_audio(torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate, wanted)
-    from energon_dali.av import MediaFile
-    from energon_dali.av.audio import AudioReader
-
     if file is None:
         with MediaFile(handle.data, limits=handle.limits) as opened:
             return decode_audio_of_clips(handle, opened)
@@ -196,8 +183,6 @@ def _check_audio(handle: ClipsHandle, channels: int, rate: int) -> None:
     Raises:
         DecodeError: It is too large.
     """
-    from energon_dali.av import AVLimits
-
     limits = handle.limits or AVLimits()
     samples = len(handle.starts) * round(handle.spec.audio_seconds * rate)
     if samples > limits.max_audio_samples or samples * channels * 4 > limits.max_bytes:
@@ -297,8 +282,6 @@ def has_plain_packets(index: FrameIndex) -> bool:
 
 
 def _choose(handle: ClipsHandle, file: MediaFile) -> None:
-    from energon_dali.av import VideoReader
-
     spec = handle.spec
     video, audio = file.find_stream("video"), file.find_stream("audio")
     handle.format = file.format
@@ -360,16 +343,12 @@ def _choose_by_front_end(
 
 
 def _choose_audio(handle: ClipsHandle, file: MediaFile) -> None:
-    from energon_dali.av.audio import AudioReader
-
     index = AudioReader(file, damaged=handle.spec.damaged).index
     handle.starts = choose_starts(handle.spec, index.start_seconds, index.end_seconds, handle.seed)
 
 
 def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Returns the wanted frames, uint8[clips * frames, H, W, 3], in the memory order of the handle's layout."""
-    from energon_dali.av import VideoReader
-
     spec = handle.spec
 
     def fit(width: int, height: int) -> tuple[int, int]:

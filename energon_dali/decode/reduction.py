@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from energon_dali.decode.formats.registry import FORMATS
+from energon_dali.decode.formats import FORMATS
 from energon_dali.decode.front_ends.layout import IMAGE
-from energon_dali.decode.geometry import Geometry, handle_geometry
-
-if TYPE_CHECKING:
-    from energon_dali.decode.spec import DecodeScale, EncodedImage
+from energon_dali.decode.geometry import Geometry, handle_geometry, upright_size
+from energon_dali.decode.spec import DecodeScale, EncodedImage
 
 FACTORS = (8, 4, 2)
 """Scales at which images are decoded, as divisors of both sides, the largest first."""
@@ -46,17 +43,14 @@ class Reduction:
             handle: The image.
             geometry: In pixels of the full image; None is all of it.
         """
-        turns = handle.spec.apply_exif_orientation
-        height, width = handle.height, handle.width
+        height, width = upright_size(handle)
         # The last pixels of the reduced image stand for less than `factor` pixels where a side is not a multiple.
         spare_y, spare_x = -height % self.factor, -width % self.factor
-        if turns and handle.orientation >= 5:
-            height, width, spare_y, spare_x = width, height, spare_x, spare_y
         if geometry is None:
             geometry = Geometry.whole(height, width)
         if self.factor == 1:
             return geometry
-        reversed_axes = _REVERSED.get(handle.orientation, "") if turns else ""
+        reversed_axes = _REVERSED.get(handle.orientation, "") if handle.spec.apply_exif_orientation else ""
         shift = FORMATS[handle.format].reduced_shift * (self.factor - 1)
         return geometry.reduced(
             self.factor,
@@ -113,9 +107,7 @@ def _source_pixels(handle: EncodedImage, geometry: Geometry | None) -> Iterator[
         yield geometry.width / geometry.out_width
         return
     assert front_end is not None, "there is an operation or a front end"
-    height, width = handle.height, handle.width
-    if handle.spec.apply_exif_orientation and handle.orientation >= 5:
-        height, width = width, height
+    height, width = upright_size(handle)
     if geometry is None:
         layout, box_height, box_width = front_end.layout(width, height), float(height), float(width)
     else:  # the front end resamples the box itself

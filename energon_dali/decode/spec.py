@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
+from energon_dali.decode.formats import Buffer
+from energon_dali.decode.front_ends import FrontEnd, VideoFrontEnd
 from energon_dali.decode.operations import (
     GEOMETRIC_OPERATIONS,
     OPERATIONS,
@@ -16,10 +18,6 @@ from energon_dali.decode.operations import (
     Resize,
 )
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.formats import Buffer
-    from energon_dali.decode.front_ends import FrontEnd
 
 ImageDecode = Literal[
     "l8",
@@ -144,8 +142,6 @@ class ImageSpec:
                 )
 
     def _check_front_end(self, front_end: object) -> None:
-        from energon_dali.decode.front_ends import FrontEnd, VideoFrontEnd
-
         if not isinstance(front_end, FrontEnd):
             raise ConfigError(
                 f"front_end={front_end!r} is not a front end. Make one with FrontEnd.from_processor(processor)."
@@ -203,20 +199,13 @@ class ImageSpec:
 class EncodedImage(Protocol):
     """An encoded image and its spec: the attributes of a `MediaHandle` that decoding needs."""
 
-    @property
-    def data(self) -> Buffer: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def spec(self) -> ImageSpec: ...
-    @property
-    def orientation(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+    data: Buffer
+    format: str
+    width: int
+    height: int
+    spec: ImageSpec
+    orientation: int
+    seed: int
 
 
 def _store(spec: ImageSpec, **values: object) -> None:

@@ -16,7 +16,7 @@ from energon_dali.assembly.datasets import get_val_datasets
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder, SampleDecoder
-from energon_dali.decode.media_check import check_media
+from energon_dali.decode.interface import check_media
 from energon_dali.diagnosis.step_plan import uncooked_encoder
 from energon_dali.errors import DatasetError, EnergonDaliError
 from energon_dali.metadataset.join.joined_reader import JoinedReader

@@ -162,7 +162,7 @@ def torch_build() -> dict[str, Any]:
 
 def dali_build() -> dict[str, Any]:
     """Returns the version of DALI and the number of GPUs it sees."""
-    from energon_dali.decode.dali.runtime.library import load_backend, load_dali
+    from energon_dali.decode.dali.runtime.device import load_backend, load_dali
 
     try:
         devices = int(load_backend().GetCUDADeviceCount())

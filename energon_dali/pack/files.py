@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Literal
 
-from energon_dali.decode.formats import registry
+from energon_dali.decode.formats import FORMATS, signatures
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.demuxers import AV_SUFFIXES
 from energon_dali.errors import DatasetError, StorageError
@@ -37,9 +37,9 @@ def media_kind(suffix: str) -> MediaKind | None:
 
 def guess_suffix(content: bytes) -> str:
     """Returns the suffix for some media by their first bytes; "" if they are not recognised."""
-    match = registry.SIGNATURES.match(content)
+    match = signatures().match(content)
     if match is not None and match.lastgroup:
-        suffixes = registry.FORMATS[match.lastgroup].suffixes
+        suffixes = FORMATS[match.lastgroup].suffixes
         return "jpg" if "jpg" in suffixes else suffixes[0]
     import filetype
 

@@ -16,9 +16,9 @@ from typing import Any
 from energon_dali.av import AVDecoder
 from energon_dali.decode.basic import gunzip
 from energon_dali.decode.formats import ImageHeader
-from energon_dali.decode.media_check import check_media
+from energon_dali.decode.images import screen_image
+from energon_dali.decode.interface import check_media
 from energon_dali.decode.part_kind import find_part_kind
-from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import DEFAULT_MAX_BYTES
 from energon_dali.errors import DatasetError, DecodeError
 from energon_dali.shards import RawSample

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.decode.formats.registry import FORMATS
+from energon_dali.decode.formats import FORMATS
 from energon_dali.errors import EnergonDaliError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import ShardExtents

@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 from energon_dali.av import AVDecoder, AVLimits
-from energon_dali.decode.pil import open_image
-from energon_dali.decode.screen import screen_image
+from energon_dali.decode.images import open_image, screen_image
 from energon_dali.errors import DecodeError
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample

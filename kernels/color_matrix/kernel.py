@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 import triton
 import triton.language as tl
 
 from ..normalization import as_integers
-from .matrix import FRACTION_BITS
-
-if TYPE_CHECKING:
-    import torch
 
 _BLOCK = 1024
 """Pixels per program: 3 KiB read, 3 to 12 KiB written."""
@@ -151,8 +146,9 @@ def convert_colors_triton(
     values: torch.Tensor | None,
     result: torch.Tensor,
     channels_first: bool,
+    fraction_bits: int,
 ) -> None:
-    """Writes what `reference.convert_colors_reference` returns into `result`; does not synchronise the stream.
+    """Writes what `convert_colors_reference` returns into `result`; does not synchronise the stream.
 
     Args:
         frames: uint8[N, F, H, W, 3], contiguous.
@@ -160,9 +156,8 @@ def convert_colors_triton(
         values: dtype[1, 256] of `values_of_levels`, on the device of the frames; None for bytes.
         result: uint8 or a floating type; contiguous, [N, F, 3, H, W] if channels_first, else [N, F, H, W, 3].
         channels_first: Layout of the result.
+        fraction_bits: Coefficients are multiples of 2**-fraction_bits.
     """
-    import torch
-
     clips, frames_per_clip, height, width, _ = frames.shape
     pixels = height * width
     if not frames.numel():
@@ -184,7 +179,7 @@ def convert_colors_triton(
             blocks,
             CHANNELS_FIRST=channels_first,
             WORDS=words,
-            BITS=FRACTION_BITS,
+            BITS=fraction_bits,
             BLOCK=_GROUPS,
             enable_fp_fusion=False,
         )
@@ -200,7 +195,7 @@ def convert_colors_triton(
         blocks,
         CHANNELS_FIRST=channels_first,
         TO_BYTES=values is None,
-        BITS=FRACTION_BITS,
+        BITS=fraction_bits,
         BLOCK=_BLOCK,
         enable_fp_fusion=False,
     )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    import torch
 
 _BLOCK = 1024
 """Pixels per program: 8 instructions for a pixel and a colour, of which the loads of the colour are shared by 8 pixels
@@ -41,7 +37,7 @@ def _color_quantize(  # type: ignore[no-untyped-def]
 
 
 def color_quantize_triton(pixels: torch.Tensor, coefficients: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes what `reference.color_quantize_reference` writes into `result`; does not synchronise the stream.
+    """Writes what `color_quantize_reference` writes into `result`; does not synchronise the stream.
 
     Args:
         pixels: uint8[P, 3], contiguous.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
-from ..pad_stack.kernel import on_device
-from .rows import Segment
-
-if TYPE_CHECKING:
-    import torch
+from ..backend import on_device
 
 _BLOCK = 1024
 """Tokens of a segment per program."""
@@ -44,25 +40,23 @@ def _pack_tokens(  # type: ignore[no-untyped-def]
 
 def pack_tokens_triton(
     sequences: Sequence[torch.Tensor],
-    segments: Sequence[Segment],
+    segments: Sequence[tuple[int, int, int]],
     padding: int,
     tokens: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes what `reference.pack_tokens_reference` writes, and returns int32[m + 1], the starts on the device.
+    """Writes what `pack_tokens_reference` writes, and returns int32[m + 1], the starts on the device.
 
     Does not synchronise the CUDA stream.
 
     Args:
         sequences: dtype[length], of any stride, on the device of the tokens.
-        segments: They cover all tokens.
+        segments: Index of the sequence (-1 for padding), first token and length of each; they cover all tokens.
         padding: Token of the padding.
         tokens: dtype[R * L], contiguous; no segment of 2**26 or more.
         position_ids: int32[R * L], contiguous.
     """
-    import torch
-
-    starts = torch.tensor([*(segment.start for segment in segments), tokens.numel()], dtype=torch.int32)
+    starts = torch.tensor([*(start for _, start, _ in segments), tokens.numel()], dtype=torch.int32)
     cu_seqlens = on_device(starts, tokens.device)
     if not segments:
         return cu_seqlens
@@ -73,7 +67,7 @@ def pack_tokens_triton(
         ],
         dtype=torch.int64,
     )
-    blocks = triton.cdiv(max(segment.length for segment in segments), _BLOCK)
+    blocks = triton.cdiv(max(length for _, _, length in segments), _BLOCK)
     _pack_tokens[(len(segments), blocks)](
         on_device(table, tokens.device), cu_seqlens, tokens, position_ids, BLOCK=_BLOCK, enable_fp_fusion=False
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
+from ..backend import on_device
 from ..normalization import as_integers
-
-if TYPE_CHECKING:
-    import torch
 
 _ROWS, _COLUMNS = 16, 64
 """Pixels of the batch per program. In two dimensions no thread divides by the width, and few predicates are alive: 19
@@ -88,7 +86,7 @@ def address_rows(images: Sequence[torch.Tensor], flips: Sequence[bool]) -> list[
 def pad_stack_triton(
     images: Sequence[torch.Tensor], flips: Sequence[bool], values: torch.Tensor | None, result: torch.Tensor
 ) -> None:
-    """Writes what `reference.pad_stack_reference` writes into `result`; does not synchronise the stream.
+    """Writes what `pad_stack_reference` writes into `result`; does not synchronise the stream.
 
     Args:
         images: uint8[h, w, C] of any strides, each at most [H, W, C], on the device of the result.
@@ -96,8 +94,6 @@ def pad_stack_triton(
         values: dtype[C, 256] of `values_of_levels`, contiguous, on the device of the result; None for bytes.
         result: dtype[N, H, W, C], contiguous, or the view of a contiguous dtype[N, C, H, W]; H * W < 2**31.
     """
-    import torch
-
     count, height, width, channels = result.shape
     if not result.numel():
         return
@@ -129,13 +125,3 @@ def spans_far(lengths: Sequence[int], strides: Sequence[int]) -> bool:
         strides: Strides of the axes, in bytes.
     """
     return sum(length * abs(stride) for length, stride in zip(lengths, strides, strict=True)) >= WIDE_BYTES
-
-
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns a small CPU tensor on a device. The copy is from pinned memory, so the host does not wait for it.
-
-    Args:
-        tensor: On the CPU.
-        device: The device.
-    """
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
+import torch
 import triton
 import triton.language as tl
 
+from ..backend import on_device
 from ..normalization import as_integers
-from ..pad_stack.kernel import on_device, spans_far
-from .patches import Grid, token_starts
-
-if TYPE_CHECKING:
-    import torch
+from ..pad_stack.kernel import spans_far
 
 _TOKENS = 16
 """Tokens per program: neighbours in a row of patches, whose pixels are adjacent."""
@@ -100,37 +99,37 @@ def _write(source, looked_up, targets, inside, mask, TO_BYTES: tl.constexpr):  #
 
 def patchify_triton(
     clips: Sequence[torch.Tensor],
+    grids: Sequence[tuple[int, int, int]],
     patch_size: int,
     frames_per_patch: int,
     values: torch.Tensor | None,
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes what `reference.patchify_reference` writes; returns int32[n + 1], the cumulative lengths on the device.
+    """Writes what `patchify_reference` writes; returns int32[n + 1], the cumulative lengths on the device.
 
     Does not synchronise the CUDA stream.
 
     Args:
         clips: uint8[F, H, W, C] of any strides, on the device of the tokens; fewer than 65536.
+        grids: Patches of each clip along time, rows and columns.
         patch_size: Pixels P along each side of a patch.
         frames_per_patch: Frames T of a patch.
         values: dtype[C, 256] of `values_of_levels`, contiguous, on the device of the tokens; None for bytes.
         tokens: dtype[S, C * T * P * P], contiguous.
         positions: int32[S, 3], contiguous.
     """
-    import torch
-
-    grids = [Grid.of(clip, patch_size, frames_per_patch) for clip in clips]
-    cu_seqlens = on_device(torch.tensor(token_starts(grids), dtype=torch.int32), tokens.device)
+    lengths = [math.prod(grid) for grid in grids]
+    cu_seqlens = on_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), tokens.device)
     if not tokens.numel():
         return cu_seqlens
     # A clip without tokens has no rows to divide by. With 1 the division is defined, and nothing is stored.
     lines = [
-        [clip.data_ptr(), *clip.shape[:3], *clip.stride(), max(grid.rows, 1), max(grid.columns, 1)]
-        for clip, grid in zip(clips, grids, strict=True)
+        [clip.data_ptr(), *clip.shape[:3], *clip.stride(), max(rows, 1), max(columns, 1)]
+        for clip, (_, rows, columns) in zip(clips, grids, strict=True)
     ]
     table = on_device(torch.tensor(lines, dtype=torch.int64), tokens.device)
-    _patchify[(triton.cdiv(max(grid.tokens for grid in grids), _TOKENS), len(clips))](
+    _patchify[(triton.cdiv(max(lengths), _TOKENS), len(clips))](
         table,
         table if values is None else as_integers(values),
         cu_seqlens,

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali.av import AudioReader, AVLimits, MediaFile, VideoReader
-from energon_dali.av.audio import scan
-from energon_dali.av.audio.scan import _list_by_table
+from energon_dali.av import AudioReader, AVLimits, MediaFile, VideoReader, audio_scan
+from energon_dali.av.audio_scan import _list_by_table
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import AUDIOS, AudioRecipe, Fraction, audio_file, encode_audio, video_file
 from tests.part import sampled
@@ -76,7 +75,7 @@ def test_any_range_is_a_slice_of_a_full_decode(name: str) -> None:
     with MediaFile(sound_file(name)) as file:
         reader = AudioReader(file)
         assert (reader.num_samples, reader.channels) == (total, whole.shape[0])
-        assert reader.start_seconds == pytest.approx(start_seconds, abs=1e-9)
+        assert reader.index.start_seconds == pytest.approx(start_seconds, abs=1e-9)
         random = np.random.default_rng(3)
         late = max(0, total - reader.sample_rate)
         ranges = [(0, total), (late, total), (late, late + 100), (total - 1, total + 5), (0, 1), (5, 5)]
@@ -129,7 +128,7 @@ def test_resampled_clips_are_slices_of_the_resampled_whole(name: str, rate: int 
         assert whole.dtype == reader.index.dtype
         for start in np.random.default_rng(5).integers(0, total - 900, 6).tolist():
             np.testing.assert_array_equal(reader.read(start, start + 900), whole[:, start : start + 900])
-        (clip,) = reader.read_clips([(reader.start_seconds + 0.28, reader.start_seconds + 0.53)])
+        (clip,) = reader.read_clips([(reader.index.start_seconds + 0.28, reader.index.start_seconds + 0.53)])
         assert clip is not None
         first = round(0.28 * reader.sample_rate)
         np.testing.assert_array_equal(clip.samples, whole[:, first : first + clip.samples.shape[1]])
@@ -159,9 +158,9 @@ def test_an_mp4_table_lists_the_packets_that_are_read(monkeypatch: pytest.Monkey
         listed.append(_list_by_table(*arguments))
         return listed[-1]
 
-    monkeypatch.setattr(scan, "_list_by_table", list_by_table)
+    monkeypatch.setattr(audio_scan, "_list_by_table", list_by_table)
     quick = AudioReader(MediaFile(data)).index
-    monkeypatch.setattr(scan, "_list_by_table", lambda *_: False)
+    monkeypatch.setattr(audio_scan, "_list_by_table", lambda *_: False)
     read = AudioReader(MediaFile(data)).index
     assert listed == [True]
     assert not quick.proven

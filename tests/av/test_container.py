@@ -227,8 +227,6 @@ def test_the_memory_reader_is_a_file() -> None:
         ("tell",),
         ("seek", 90),
         ("read",),
-        ("readable",),
-        ("seekable",),
     ):
         assert getattr(reader, action)(*arguments) == getattr(file, action)(*arguments)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from energon_dali.av import FrameIndex, MediaFile, VideoReader
 from energon_dali.av.frame_index import PacketTable, find_starts
-from energon_dali.av.video.key_packets import find_length_size, find_units, is_clean_start, is_hidden
-from energon_dali.av.video.mp4_table import read_sample_tables
-from energon_dali.av.video.scan import read_packets
+from energon_dali.av.key_packets import find_length_size, find_units, is_clean_start, is_hidden
+from energon_dali.av.mp4_table import read_sample_tables
+from energon_dali.av.video_scan import read_packets
 from energon_dali.errors import ConfigError
 from tests.av.corpus import VIDEOS, video_file
 from tests.av.full_decode import GUESSED_TIMES, decoded

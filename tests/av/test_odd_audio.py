@@ -13,7 +13,7 @@ import pytest
 
 from energon_dali import SampleDecoder
 from energon_dali.av import AVDecoder
-from energon_dali.av.audio.scan import _UNKNOWN, _count_flac
+from energon_dali.av.audio_scan import _UNKNOWN, _count_flac
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video
@@ -61,7 +61,7 @@ def test_concatenated_files_equal_a_full_decode(name: str) -> None:
             (clip,), ((start, _),) = decoder.get_audio_clips([(first, first + 500)], "samples")
             assert decoder.audio.num_samples == whole.shape[1]
             np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 500])
-            assert abs(start - decoder.audio.start_seconds - first / decoder.audio.sample_rate) < 0.05
+            assert abs(start - decoder.audio.index.start_seconds - first / decoder.audio.sample_rate) < 0.05
 
 
 def test_audio_of_a_format_that_cannot_seek() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from energon_dali.av import AVDecoder, MediaFile, VideoReader
-from energon_dali.av.video.key_packets import find_encoder_note
+from energon_dali.av.key_packets import find_encoder_note
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.av.full_decode import decode_fully
 

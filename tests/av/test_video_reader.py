@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_dali.av import AVLimits, MediaFile, VideoReader
-from energon_dali.av.video.packet_decoder import PacketDecoder, find_runs
+from energon_dali.av.packet_decoder import PacketDecoder, find_runs
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import VIDEOS, VideoRecipe, broken_files, encode_video, video_file
 from tests.av.full_decode import decode_fully, decoded

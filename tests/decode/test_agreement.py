@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from io import BytesIO
 
 import numpy as np
@@ -13,7 +10,6 @@ import pytest
 from PIL import Image
 
 from energon_dali.decode import screen_image
-from energon_dali.decode.formats import jpeg
 from tests.decode.agreement import compare, compare_apart, damaged_files, load_by_pil
 from tests.decode.damage import SEGMENTS
 from tests.decode.sample_images import encode, exif, photograph, sample_images
@@ -54,42 +50,6 @@ def test_all_routes_agree_on_images_that_were_cut() -> None:
     assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
 
 
-@contextmanager
-def thread_named(name: str) -> Iterator[threading.Thread]:
-    """Runs a thread that waits."""
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait, name=name)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        end.set()
-        thread.join()
-
-
-@pytest.fixture(params=["", "energon-dali-cpu", "trainer"], ids=["alone", "next to DALI", "next to a trainer"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The search for markers keeps the interpreter lock if other threads may be busy in Python."""
-    with thread_named(request.param) if request.param else nullcontext():
-        jpeg._local.answers_left = 0
-        yield
-    jpeg._local.answers_left = 0
-
-
-@pytest.mark.parametrize(
-    ("name", "idle"), [("energon-dali-cpu", True), ("energon-dali-rank", False), ("trainer", False)]
-)
-def test_threads_of_the_user_count_as_busy(name: str, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with thread_named(name) as thread:
-        # Other tests, and the runner of the tests, may have left threads of their own.
-        alive = [threading.main_thread(), threading.current_thread(), thread]
-        monkeypatch.setattr(threading, "enumerate", lambda: alive)
-        jpeg._local.answers_left = 0
-        assert all(jpeg._others_are_idle() is idle for _ in range(3))
-    jpeg._local.answers_left = 0
-
-
-@pytest.mark.usefixtures("_threads")
 def test_good_jpegs_are_not_suspected() -> None:
     """Good files reach DALI even with restarts, several scans, or data after the end."""
     for name, data in sample_images().items():
@@ -106,7 +66,6 @@ def with_marker(data: bytes, position: int, marker: int) -> bytes:
     return data[:position] + bytes([0xFF, marker]) + data[position + 2 :]
 
 
-@pytest.mark.usefixtures("_threads")
 def test_jpegs_whose_markers_are_out_of_order_are_left_to_pil() -> None:
     whole, progressive = encode(PHOTO, "JPEG"), encode(PHOTO, "JPEG", progressive=True)
     restarts = encode(PHOTO, "JPEG", restart_marker_blocks=2)
@@ -159,7 +118,6 @@ def test_damage_is_the_same_on_every_machine() -> None:
     assert all(name.startswith("png") for name, _ in damaged_files(20, 0, "png"))
 
 
-@pytest.mark.usefixtures("_threads")
 def test_jpegs_with_too_many_or_too_few_restarts_are_left_to_pil() -> None:
     """A repeated range: the scan begins again, and the restarts are still in order."""
     whole = encode(PHOTO, "JPEG", restart_marker_blocks=2)

@@ -22,8 +22,8 @@ from energon_dali.decode import (
     Resize,
 )
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, resized_size
+from energon_dali.decode.images import transform
 from energon_dali.decode.operations import GeometricOperation
-from energon_dali.decode.pil import transform
 from energon_dali.errors import DecodeError
 from tests.decode.sample_images import photograph
 

@@ -23,7 +23,7 @@ from energon_dali.decode import (
     screen_image,
 )
 from energon_dali.decode.geometry import draw_geometry
-from energon_dali.decode.pil import decode_image, open_image
+from energon_dali.decode.images import decode_image, open_image
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import DecodeError
 from tests.decode.sample_images import broken_images, encode, photograph, sample_images

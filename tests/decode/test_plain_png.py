@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from energon_dali import SampleDecoder
-from energon_dali.decode.plain_png import MOST_BYTES, open_plain_png
+from energon_dali.decode.formats.png import MOST_PLAIN_BYTES, open_plain_png
 from energon_dali.errors import DecodeError
 
 PLAIN = ("L", "RGB", "RGBA")
@@ -79,7 +79,7 @@ def test_any_other_file_is_left_to_pil(data: bytes) -> None:
 
 
 def test_the_large_file_is_larger_than_the_limit() -> None:
-    assert len(png("RGB", 200, 200)) > MOST_BYTES
+    assert len(png("RGB", 200, 200)) > MOST_PLAIN_BYTES
 
 
 @pytest.mark.parametrize("mode", PLAIN)

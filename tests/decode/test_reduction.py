@@ -31,7 +31,7 @@ from energon_dali.decode import (
 from energon_dali.decode.formats.jpeg import open_reduced
 from energon_dali.decode.formats.jpeg2000 import open_reduced as open_reduced_jpeg2000
 from energon_dali.decode.geometry import handle_geometry
-from energon_dali.decode.pil import decode_image
+from energon_dali.decode.images import decode_image
 from energon_dali.decode.reduction import FACTORS, Reduction, find_reduction
 from energon_dali.errors import ConfigError
 from tests.decode.sample_images import encode, exif, photograph, sample_images, with_alpha

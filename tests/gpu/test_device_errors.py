@@ -13,7 +13,7 @@ from tests.gpu.where import Where, ending_of, run_program
 BREAK = """
 import sys
 import torch
-from energon_dali.decode.dali.runtime import engine, library
+from energon_dali.decode.dali.runtime import engine
 def break_device(kind):
     if kind == "gpu":  # an index out of range inside a kernel: the context is lost
         torch.zeros(4, device="cuda")[torch.tensor([99], device="cuda")]

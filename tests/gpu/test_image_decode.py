@@ -20,8 +20,8 @@ from energon_dali.decode import (
 )
 from energon_dali.decode.dali import DaliTuning
 from energon_dali.decode.dali.dispatch import DaliHandle
-from energon_dali.decode.dali.tolerance import GPU, explain_difference
 from tests.decode.sample_images import broken_images, sample_images
+from tests.decode.tolerance import GPU, explain_difference
 from tests.gpu.where import Where, values_of
 
 JPEGS = [name for name in sample_images() if name.startswith("jpeg")]

@@ -12,8 +12,8 @@ from PIL import Image
 
 from energon_dali.decode import SampleDecoder
 from energon_dali.decode.dali import DaliTuning
-from energon_dali.decode.dali.tolerance import EXACT, GPU, explain_difference, psnr_db
 from tests.decode.sample_images import photograph, sample_images
+from tests.decode.tolerance import EXACT, GPU, explain_difference, psnr_db
 from tests.gpu.observations import Observations
 from tests.gpu.where import Where, values_of
 

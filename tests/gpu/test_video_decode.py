@@ -11,10 +11,10 @@ import torch
 from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
+from tests.decode.tolerance import CLIPS, explain_difference
 from tests.gpu.where import Where
 
 pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali tests the same on the CPU

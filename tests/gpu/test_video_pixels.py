@@ -10,10 +10,10 @@ import pytest
 from energon_dali import SampleDecoder
 from energon_dali.decode import Decoded
 from energon_dali.decode.clips import VideoClips
-from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
+from tests.decode.tolerance import CLIPS, explain_difference
 from tests.gpu.observations import Observations
 from tests.gpu.test_pixels import compare
 from tests.gpu.where import Where, ending_of, run_program

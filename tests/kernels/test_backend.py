@@ -23,7 +23,7 @@ def test_the_backend_is_chosen_by_device_and_said_once(caplog: pytest.LogCapture
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    caches = (backend.why_no_triton, backend._choice)
+    caches = (backend.why_no_triton, backend_for)
     for cache in caches:
         cache.cache_clear()
     yield

@@ -9,17 +9,11 @@ import pytest
 import torch
 from energon_dali.kernels.color_matrix import IDENTITY, STANDARDS, ColorMatrix, convert_colors
 
-from energon_dali.av.colour import ColourFacts
+from tests.av.ycbcr import to_rgb
 
 STANDARD_NAMES = sorted(STANDARDS)
 TO_709 = ColorMatrix.between("bt601", "bt709")
 SHIFTED = ColorMatrix.between("bt601", "bt2020", made_full_range=False, wanted_full_range=True)
-
-
-def to_rgb(ycbcr: Any, matrix: Any, full_range: bool) -> Any:
-    """Returns float64[n, 3] in 0..255, not clipped, with the formulas of the PyAV route."""
-    weights, offset = ColourFacts(matrix, full_range).to_rgb_matrix()
-    return (ycbcr - offset) @ weights.T
 
 
 def convert_one(rgb: Any, matrix: ColorMatrix) -> Any:

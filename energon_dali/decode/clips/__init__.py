@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from energon_dali.decode.clips.choice import choose_frames, choose_starts
 from energon_dali.decode.clips.handle import ClipsHandle
 from energon_dali.decode.clips.log_mel import LogMel
-from energon_dali.decode.clips.video_clips import ClipAudio, VideoClips
+from energon_dali.decode.clips.video_clips import ClipAudio, VideoClips, choose_frames, choose_starts
 
 __all__ = ["ClipAudio", "ClipsHandle", "LogMel", "VideoClips", "choose_frames", "choose_starts"]

@@ -7,26 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.decode.clips.choice import Float64Array
+from energon_dali.decode.clips.video_clips import Float64Array, VideoClips
+from energon_dali.decode.front_ends import VideoLayout
 from energon_dali.decode.interface import MediaHandle
+from energon_dali.decode.spec import DecodeScale
 from energon_dali.errors import ConfigError
 from energon_dali.plan.rng import Int64Array
+from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
     from energon_dali.av.colour import ColourFacts
-    from energon_dali.decode.clips.video_clips import VideoClips
-    from energon_dali.decode.front_ends import VideoLayout
-    from energon_dali.decode.spec import DecodeScale
-    from energon_dali.samples.kinds import Clips
-
-
-def _no_frames() -> Int64Array:
-    return np.zeros((0, 0), np.int64)
-
-
-def _no_times() -> Float64Array:
-    return np.zeros((0, 0), np.float64)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -39,9 +30,9 @@ class ClipsHandle(MediaHandle):
 
     spec: VideoClips  # type: ignore[assignment]
     """What to decode it to; one object shared by all handles of a decoder."""
-    frame_indices: Int64Array = field(default_factory=_no_frames)
+    frame_indices: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """int64[clips, frames], the chosen frames, numbered in presentation order; [0, 0] for a file without video."""
-    timestamps: Float64Array = field(default_factory=_no_times)
+    timestamps: Float64Array = field(default_factory=lambda: np.zeros((0, 0), np.float64))
     """float64[clips, frames], their presentation times in seconds."""
     starts: Float64Array = field(default_factory=lambda: np.zeros(0, np.float64))
     """float64[clips], when the audio of each clip starts, in seconds."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
+from energon_dali.decode.front_ends.processor_config import read_json_object
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.json_text import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -235,12 +235,7 @@ def _read_extractor(processor: object) -> Mapping[str, Any]:
         files = [path / name for name in _FILES if (path / name).is_file()] if path.is_dir() else [path]
         if not files:
             raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
-        try:
-            values = parse_json(files[0].read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{files[0]} cannot be read as JSON: {error}. Give the file of save_pretrained."
-            ) from error
+        values = read_json_object(files[0], "Give the preprocessor_config.json of save_pretrained.")
     elif isinstance(processor, Mapping):
         values = dict(processor)
     else:
@@ -252,9 +247,5 @@ def _read_extractor(processor: object) -> Mapping[str, Any]:
                 "that has one, or the folder it was saved to."
             )
         values = {"feature_extractor_type": type(extractor).__name__, **to_dict()}
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"{processor} holds a {type(values).__name__}, not an object. Give a preprocessor_config.json."
-        )
     inner = values.get("feature_extractor")
     return inner if isinstance(inner, Mapping) else values

@@ -23,26 +23,25 @@ from energon_dali.decode.dali.runtime.device import (
     DeviceOption,
     check_device_option,
     has_dali,
+    load_dali,
     resolve_device,
     sees_gpu,
     uses_dali,
 )
-from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
+from energon_dali.decode.images import decode_image, screen_image
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.part_kind import decodes_kind
-from energon_dali.decode.pil import decode_image
-from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
+from energon_dali.samples.base import SourceInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
-    from energon_dali.samples.base import SourceInfo
 
 DEFAULT_MAX_BATCH_SIZE = 64
 """Images per run of a pipeline."""
@@ -51,8 +50,8 @@ DEFAULT_MAX_BATCH_SIZE = 64
 class DaliDecoder(MediaDecoder):
     """Decodes media in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and more.
 
-    Images equal those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise within the
-    limits of the module `tolerance`. PIL decodes the formats that DALI would decode differently. Clips
+    Images equal those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise up to
+    rounding (docs/decoders.md says how far). PIL decodes the formats that DALI would decode differently. Clips
     (`av_decode=VideoClips(...)`) have the frames and timestamps of SampleDecoder; PyAV decodes what DALI cannot.
     Without DALI, "auto" decodes as SampleDecoder does. A decoder is cheap to make (also at class level) and picklable:
     the first block imports DALI and builds a pipeline.

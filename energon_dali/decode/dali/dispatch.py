@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
@@ -28,17 +28,15 @@ from energon_dali.decode.dali.runtime.device import Device, DeviceOption, resolv
 from energon_dali.decode.dali.runtime.engine import engine_for
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions, PipelineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
+from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.front_ends import VisionInput
+from energon_dali.decode.images import screen_image
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.media_decoder import decode_on_cpu
 from energon_dali.decode.operations import crops_resized
 from energon_dali.decode.reduction import decoded_factor
-from energon_dali.decode.screen import screen_image
+from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.formats import ImageHeader
-    from energon_dali.decode.spec import ImageSpec
 
 _LEAST_FACTOR = 4
 """Divisor of both sides from which on PIL's smaller image takes less time (docs/benchmarks.md, 1920 x 1080)."""
@@ -172,8 +170,11 @@ def submit_clips(
     Returns:
         A future that fails only with DeviceFailedError or MemoryError, never because of a file.
     """
-    from energon_dali.decode.dali.video.engine import DaliVideoEngine  # PyAV too: blocks of images do without it
-    from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
+    from energon_dali.decode.dali.video.engine import (
+        DaliVideoEngine,  # PyAV too: blocks of images do without it
+        VideoGraph,
+        find_correction,
+    )
 
     groups: dict[VideoClips, list[int]] = {}
     for position, handle in enumerate(handles):

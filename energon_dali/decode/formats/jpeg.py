@@ -8,8 +8,6 @@ does not look for EOI: whether it refuses a truncated file depends on the region
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Iterator
 from io import BytesIO
 from struct import Struct
 
@@ -28,10 +26,6 @@ _ALL_COEFFICIENTS = (1 << 64) - 1
 _MARKER = re.compile(rb"\xff(?=[^\0])", re.DOTALL)
 _FIRST_MARKER = re.compile(rb"\xff[^\0]", re.DOTALL)
 """The same for the first one: faster, but a match may hide one that begins with its second byte."""
-_CHUNK_BYTES = 1 << 18
-_local = threading.local()
-_SAME_ANSWERS = 15
-"""Files for which the threads of the process are not looked at again: that takes a fifth of the time of the check."""
 _FRAME = Struct(">BHHB").unpack_from
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
@@ -166,8 +160,9 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
 def has_whole_scans(data: Buffer) -> bool:
     """Returns whether all markers up to EOI are in order and no scan is missing.
 
-    Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode; 25 us if threads of the user run. If this
-    returns False, the file may be damaged or unusual, and only decoding shows which.
+    Costs about 35 us for a JPEG of 100 KB, which takes 1.3 ms to decode. numpy would take a third of that, but it
+    releases the interpreter lock, and next to a thread that is busy in Python it takes 5 ms to get the lock back. If
+    this returns False, the file may be damaged or unusual, and only decoding shows which.
 
     Args:
         data: A file whose header `read_jpeg` accepted.
@@ -184,76 +179,11 @@ def has_whole_scans(data: Buffer) -> bool:
             restart_interval = int.from_bytes(data[position + 4 : position + 6], "big")
         position += 2 + length
     start = position + 2 + length
-    fast = _others_are_idle()
     if not progressive and not restart_interval and data[position + 4] == len(components):
-        first = _first_of_many(data, start) if fast else _first_slowly(data, start)
-        return first >= 0 and data[first + 1] == _EOI
-    if fast:
-        parts = [np.flatnonzero(marked) + offset for offset, marked in _find_fast(data, start)]
-        markers: NDArray[np.int64] = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    else:
-        markers = np.fromiter(_find_slowly(data, start), np.int64)
+        first = _FIRST_MARKER.search(data, start)
+        return first is not None and data[first.start() + 1] == _EOI
+    markers = np.fromiter((found.start() for found in _MARKER.finditer(data, start)), np.int64)
     return _walk(data, position, markers, _ScanProgress(components, progressive), restart_interval, frame)
-
-
-def _others_are_idle() -> bool:
-    """Returns whether no thread but this one may be busy in Python, as far as it was known a few files ago.
-
-    The threads of this package wait for native code, except the one that runs hooks ahead of the trainer.
-    """
-    left: int = getattr(_local, "answers_left", 0)
-    if left:
-        _local.answers_left = left - 1
-    else:
-        _local.answers_left, _local.others_are_idle = _SAME_ANSWERS, _have_idle_neighbours()
-    return bool(_local.others_are_idle)
-
-
-def _have_idle_neighbours() -> bool:
-    if threading.active_count() == 1:
-        return True
-    own = threading.current_thread()
-    return all(
-        thread is own or (thread.name.startswith("energon-dali-") and thread.name != "energon-dali-rank")
-        for thread in threading.enumerate()
-    )
-
-
-def _find_slowly(data: Buffer, start: int) -> Iterator[int]:
-    """Yields the positions, from `start` on, of FF bytes that are not followed by a zero.
-
-    Takes 30 us for 100 KB, four times as long as numpy. But numpy releases the interpreter lock, and next to a thread
-    that is busy in Python it takes 5 ms to get the lock back. So this is for processes where other threads may be busy.
-    """
-    return (found.start() for found in _MARKER.finditer(data, start))
-
-
-def _first_slowly(data: Buffer, start: int) -> int:
-    found = _FIRST_MARKER.search(data, start)
-    return -1 if found is None else found.start()
-
-
-def _find_fast(data: Buffer, start: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yields (offset, bool[n]) for each chunk of the file: whether an FF byte is there that no zero follows."""
-    scratch = getattr(_local, "scratch", None)
-    if scratch is None:  # reused: new memory takes as long as the search
-        scratch = _local.scratch = np.empty(_CHUNK_BYTES, np.bool_)
-    values = np.frombuffer(data, np.uint8)
-    for first in range(start, len(values) - 1, _CHUNK_BYTES):
-        last = min(first + _CHUNK_BYTES, len(values) - 1)
-        marked = scratch[: last - first]
-        np.equal(values[first:last], 0xFF, out=marked)
-        as_bytes = marked.view(np.uint8)
-        np.minimum(as_bytes, values[first + 1 : last + 1], out=as_bytes)
-        yield first, marked
-
-
-def _first_of_many(data: Buffer, start: int) -> int:
-    for offset, marked in _find_fast(data, start):
-        index = int(marked.argmax())
-        if marked[index]:
-            return offset + index
-    return -1
 
 
 def open_reduced(data: Buffer, factor: int, rows: int) -> Image.Image:

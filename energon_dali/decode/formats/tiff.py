@@ -21,26 +21,9 @@ _NONE, _LZW, _DEFLATE = 1, 5, 8
 _MOST_BYTES_PER_BYTE = 2731
 """At best LZW packs 4,096 bytes into twelve bits, and Deflate 258 bytes into two."""
 _LISTS = frozenset({_BITS, _OFFSETS, _LENGTHS, _EXTRA_SAMPLES, _SAMPLE_FORMAT})
-_WANTED = frozenset(
-    {
-        _WIDTH,
-        _HEIGHT,
-        _BITS,
-        _COMPRESSION,
-        _PHOTOMETRIC,
-        _FILL_ORDER,
-        _OFFSETS,
-        _ORIENTATION,
-        _SAMPLES,
-        _ROWS,
-        _LENGTHS,
-        _PLANAR,
-        _PREDICTOR,
-        _TILE_WIDTH,
-        _EXTRA_SAMPLES,
-        _SAMPLE_FORMAT,
-    }
-)
+_USUAL = {_COMPRESSION: (_NONE, _LZW, _DEFLATE), _FILL_ORDER: (1,), _PLANAR: (1,), _PREDICTOR: (1, 2)}
+"""Values that PIL and DALI treat alike."""
+_SINGLE = frozenset({_WIDTH, _HEIGHT, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _ROWS, _TILE_WIDTH, *_USUAL})
 
 
 def read_tiff(data: Buffer) -> ImageHeader:
@@ -55,8 +38,7 @@ def read_tiff(data: Buffer) -> ImageHeader:
     samples = tags.get(_SAMPLES, (1,))[0]
     if tags.get(_ORIENTATION, (1,)) != (1,) or _TILE_WIDTH in tags or not samples:
         raise IrregularHeaderError
-    usual = {_COMPRESSION: (_NONE, _LZW, _DEFLATE), _FILL_ORDER: (1,), _PLANAR: (1,), _PREDICTOR: (1, 2)}
-    if any(tags.get(tag, (1,))[0] not in allowed for tag, allowed in usual.items()):
+    if any(tags.get(tag, (1,))[0] not in allowed for tag, allowed in _USUAL.items()):
         raise IrregularHeaderError
     if tags.get(_BITS) != (8,) * samples or set(tags.get(_SAMPLE_FORMAT, (1,))) != {1}:
         raise IrregularHeaderError
@@ -98,7 +80,7 @@ def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]
                 raise IrregularHeaderError
         if tag == _XMP and xmp_orientation(bytes(data[where : where + length])) > 1:
             raise IrregularHeaderError  # PIL rotates the image when it loads it
-        if tag not in _WANTED:
+        if tag not in _LISTS and tag not in _SINGLE:
             continue
         if kind not in _CODES or not 0 < values <= (_MOST_VALUES if tag in _LISTS else 1):
             raise IrregularHeaderError

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_dali.decode.front_ends.layout import View
+from energon_dali.decode.front_ends.resampling import Pixels
+
 if TYPE_CHECKING:
     import torch
-
-    from energon_dali.decode.front_ends.layout import View
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 
 def placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tensor:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.shared_fields import take_conversion
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.resampling import Filter
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Filter
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -131,7 +128,7 @@ class FixedSize(FrontEnd):
             if _pair(pad_size) not in (None, final):
                 raise config.error(f"pad_size={pad_size} pads images of {final}, which is not supported")
         return cls(
-            **take_conversion(config, default.mean, default.std, default.filter, rgb=default.convert_rgb),
+            **config.take_conversion(default.mean, default.std, default.filter, rgb=default.convert_rgb),
             size=pair,
             shortest_edge=shortest,
             crop=crop,
@@ -158,11 +155,9 @@ class FixedSize(FrontEnd):
     def _finished_view(self, height: int, width: int, **fields: Any) -> View:
         return cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop, **fields)
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-
-        images = [image for sample in samples for image in sample]
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
-        return {"pixel_values": self.concatenated(images)}
+        return {}
 
 
 def require_one_size(images: Sequence[VisionInput]) -> None:

@@ -6,28 +6,25 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import VideoLayout, View
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen_video import frames_at_steps
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.front_ends.shared_fields import take_conversion, take_pair, take_texts
 from energon_dali.decode.front_ends.video_front_end import (
     VideoFrontEnd,
     frame_sampling,
     take_unused,
-    word_tokens,
 )
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
-
-    from energon_dali.decode.front_ends.front_end import VisionInput
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ class FrameVideo(VideoFrontEnd):
             ConfigError: It is something else, or frames are cropped.
         """
         config.require("do_center_crop", False, "frames of videos are not cropped")
-        return take_pair(config, 384)
+        return config.take_pair(384)
 
     @abstractmethod
     def tokens(self, frames: int) -> int:
@@ -70,18 +67,6 @@ class FrameVideo(VideoFrontEnd):
             )
         return values
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        videos = [video.values for sample in samples for video in sample]
-        shapes = sorted({tuple(video.shape) for video in videos})
-        if len(shapes) > 1:
-            raise ConfigError(
-                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
-                "num_frames, so that all videos have as many frames."
-            )
-        return {"pixel_values_videos": torch.stack(videos)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionVideo(FrameVideo):
@@ -98,7 +83,7 @@ class LlavaOnevisionVideo(FrameVideo):
     def from_config(cls, config: ProcessorConfig) -> Self:
         take_unused(config)
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
             size=cls.take_size(config),
             video_token=config.outer_text("video_token", cls.video_token),
             num_image_tokens=config.outer_integer("num_image_tokens", cls.num_image_tokens, least=1),
@@ -106,12 +91,10 @@ class LlavaOnevisionVideo(FrameVideo):
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.num_frames
-        if count is None and self.fps is None:
-            return list(range(total_frames))
+        count = self.wanted_frames(total_frames, fps)
         if count is None:
-            assert self.fps is not None
-            count = max(1, int(total_frames / fps * self.fps))
+            return list(range(total_frames))
+        count = max(1, count)
         if count > total_frames:
             raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
         return [number * total_frames // count for number in range(count)]
@@ -119,6 +102,18 @@ class LlavaOnevisionVideo(FrameVideo):
     def tokens(self, frames: int) -> int:
         side = math.ceil(int(math.sqrt(self.num_image_tokens)) / 2)
         return frames * side * side + 1
+
+    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
+        """Returns dtype[videos, frames, 3, height, width]."""
+        import torch
+
+        shapes = sorted({tuple(video.pixels.shape) for video in images})
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
+                "num_frames, so that all videos have as many frames."
+            )
+        return torch.stack([video.values for video in images])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,21 +142,18 @@ class InternVLVideo(FrameVideo):
     def from_config(cls, config: ProcessorConfig) -> Self:
         take_unused(config)
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic", rgb=None),
             size=cls.take_size(config),
-            **take_texts(config, cls, "video_token", "image_token", "start_image_token", "end_image_token"),
+            **config.take_texts(cls, "video_token", "image_token", "start_image_token", "end_image_token"),
             tile_tokens=config.outer_integer("image_seq_length", cls.tile_tokens, least=1),
             initial_shift=_initial_shift(config),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.num_frames
-        if count is None and self.fps is None:
-            return list(range(total_frames))
+        count = self.wanted_frames(total_frames, fps)
         if count is None:
-            assert self.fps is not None
-            count = int(total_frames / fps * self.fps)
+            return list(range(total_frames))
         shift = total_frames / max(count, 1) / 2 if self.initial_shift is True else float(self.initial_shift)
         return frames_at_steps(shift, total_frames, count)
 
@@ -170,19 +162,10 @@ class InternVLVideo(FrameVideo):
 
     def video_text(self, layout: VideoLayout) -> str:
         frame = self.start_image_token + self.image_token * self.tile_tokens + self.end_image_token
-        return "".join(f"{words}{frame}" for words in self._words(layout))
+        return "".join(f"{words}{frame}" for words in self.words(layout))
 
-    def video_text_tokens(self, layout: VideoLayout) -> int:
-        return layout.num_tokens + sum(2 + word_tokens(words, 1) for words in self._words(layout))
-
-    def _words(self, layout: VideoLayout) -> list[str]:
-        """Returns the text before each frame."""
+    def words(self, layout: VideoLayout) -> list[str]:
         return [f"{chr(10) if number else ''}Frame{number + 1}: " for number in range(len(layout.frames))]
-
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        return {"pixel_values": torch.cat([video.values for sample in samples for video in sample])}
 
 
 def _initial_shift(config: ProcessorConfig) -> bool | float:

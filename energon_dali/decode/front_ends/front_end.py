@@ -13,13 +13,13 @@ from energon_dali.decode.front_ends.cutting import clear_outside, cut_tiles, pla
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
     from energon_dali.decode.spec import ImageDtype
 
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
@@ -140,13 +140,30 @@ class FrontEnd(ABC):
             DecodeError: The processor refuses images of this size.
         """
 
-    @abstractmethod
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         """Returns what the processor returns for these images.
 
+        By default their values one after the other, under the first of `model_keys`, and their `facts` as int64.
+
         Args:
             samples: The images of each sample.
+
+        Raises:
+            ConfigError: They cannot form one batch.
         """
+        import torch
+
+        images = [image for sample in samples for image in sample]
+        facts = {key: torch.tensor(rows, dtype=torch.int64) for key, rows in self.facts(images).items()}
+        return {self.model_keys[0]: self.concatenated(images), **facts}
+
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        """Returns what the processor returns next to the values, by key: integers for each image.
+
+        Raises:
+            ConfigError: The images cannot form one batch.
+        """
+        return {}
 
     def image_text(self, layout: ImageLayout) -> str:
         """Returns the text that stands for one image: its placeholder tokens, and those that mark rows and tiles.
@@ -182,7 +199,17 @@ class FrontEnd(ABC):
         Raises:
             ConfigError: The text has more or fewer image tokens than there are images.
         """
-        return replace_tokens(text, self.image_token, [self.image_text(layout) for layout in layouts], "images")
+        return self._expanded(text, self.image_token, layouts, "images")
+
+    def _expanded(self, text: str, token: str, layouts: Iterable[ImageLayout], noun: str) -> str:
+        replacements = [self.image_text(layout) for layout in layouts]
+        pieces = text.split(token)
+        if len(pieces) != len(replacements) + 1:
+            raise ConfigError(
+                f"The text has {len(pieces) - 1} {token!r}, and there are {len(replacements)} {noun}. Write one for "
+                "each."
+            )
+        return "".join(piece + following for piece, following in zip(pieces, [*replacements, ""], strict=True))
 
     def fold_normalization(self, patch_embedding: torch.nn.Module) -> None:
         """Changes the weights of a model's first layer so that it takes bytes (dtype "uint8") in place of values.
@@ -269,7 +296,15 @@ class FrontEnd(ABC):
         Returns:
             By default dtype[tiles, 3, height, width].
         """
-        out = self._new_values(pixels, layout) if out is None else out
+        if out is None:
+            import torch
+
+            out = torch.empty(self.values_shape(pixels, layout), dtype=self.torch_dtype, device=pixels.device)
+        self.write_values(pixels, layout, out)
+        return out
+
+    def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
+        """Writes the values of an image; the arguments are those of `finish`."""
         self.values.convert(pixels, self.torch_dtype, channel_axis=1, out=out.view(len(pixels), 3, -1))
         if self.fill is None:
             start = 0
@@ -277,14 +312,8 @@ class FrontEnd(ABC):
                 if view.fill is None:
                     clear_outside(out[start : start + view.num_tiles], view)
                 start += view.num_tiles
-        return out
 
-    def _new_values(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
-        import torch
-
-        return torch.empty(self.values_shape(pixels, layout), dtype=self.torch_dtype, device=pixels.device)
-
-    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
+    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor | list[torch.Tensor]:
         """Returns the values of several images one after the other, each converted into its place.
 
         Args:
@@ -366,20 +395,3 @@ class VisionInput:
             f"{list(self.front_end.values_shape(self.pixels, self.layout))} {self.front_end.dtype}, "
             f"{self.num_tokens} tokens)"
         )
-
-
-def replace_tokens(text: str, token: str, replacements: Sequence[str], noun: str) -> str:
-    """Returns a text with each occurrence of a token replaced by the next replacement.
-
-    Raises:
-        ConfigError: There are not as many occurrences as replacements.
-    """
-    pieces = text.split(token)
-    if len(pieces) != len(replacements) + 1:
-        raise ConfigError(
-            f"The text has {len(pieces) - 1} {token!r}, and there are {len(replacements)} {noun}. Write one for each."
-        )
-    expanded = [pieces[0]]
-    for replacement, piece in zip(replacements, pieces[1:], strict=True):
-        expanded += (replacement, piece)
-    return "".join(expanded)

@@ -13,7 +13,6 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
-from energon_dali.decode.front_ends.shared_fields import take_pair
 from energon_dali.errors import ConfigError, DecodeError
 
 _PROCESSOR_DEFAULTS = {
@@ -23,7 +22,7 @@ _PROCESSOR_DEFAULTS = {
     "pan_and_scan_min_ratio_to_activate": 1.2,
 }
 """What Gemma3Processor passes to its image processor, whatever that is set to."""
-_MOST_CROPS = 256
+_MOST = {"pan_and_scan_min_crop_size": LARGEST_SIDE, "pan_and_scan_max_num_crops": 256}
 _WORDS_AROUND_CROPS = 17
 """Tokens of the words of `image_text` with crops: each of the 15 words, and the space before an image, is one."""
 
@@ -70,7 +69,7 @@ class Gemma3(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        pair = take_pair(config, 224)
+        pair = config.take_pair(224)
         given = {name: config.take(name) for name in _PROCESSOR_DEFAULTS}
         if config.outer:
             passed = config.outer.get("images_kwargs")
@@ -83,6 +82,9 @@ class Gemma3(FrontEnd):
                 raise config.error(f"do_pan_and_scan is set, but {', '.join(missing)} is not")
         # Checked like values of the file itself.
         scan = ProcessorConfig({**given, "image_processor_type": config.type_name})
+        sizes: dict[str, Any] = {
+            name: scan.take_integer(name, getattr(cls, name), most=most) for name, most in _MOST.items()
+        }
         own_length = config.take_integer("image_seq_length", cls.image_seq_length)
         return cls(
             values=config.take_values(mean=HALF, std=HALF),
@@ -90,12 +92,7 @@ class Gemma3(FrontEnd):
             convert_rgb=config.take_flag("do_convert_rgb", True) or bool(config.outer),
             size=pair,
             do_pan_and_scan=scan.take_flag("do_pan_and_scan", cls.do_pan_and_scan),
-            pan_and_scan_min_crop_size=scan.take_integer(
-                "pan_and_scan_min_crop_size", cls.pan_and_scan_min_crop_size, most=LARGEST_SIDE
-            ),
-            pan_and_scan_max_num_crops=scan.take_integer(
-                "pan_and_scan_max_num_crops", cls.pan_and_scan_max_num_crops, most=_MOST_CROPS
-            ),
+            **sizes,
             pan_and_scan_min_ratio_to_activate=scan.take_number(
                 "pan_and_scan_min_ratio_to_activate", cls.pan_and_scan_min_ratio_to_activate
             ),
@@ -151,11 +148,5 @@ class Gemma3(FrontEnd):
     def kept_placeholders(self, layout: ImageLayout) -> int:
         return len(layout.views)
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
-        return {
-            "pixel_values": self.concatenated(images),
-            "num_crops": torch.tensor([image.layout.grid[0] for image in images], dtype=torch.int64),
-        }
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"num_crops": [image.layout.grid[0] for image in images]}

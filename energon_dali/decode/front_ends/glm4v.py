@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, fit_blocks
-from energon_dali.errors import DecodeError
+import numpy as np
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.layout import VideoLayout
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, smart_resize_frames
+from energon_dali.decode.front_ends.qwen_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
+from energon_dali.decode.front_ends.video_front_end import take_unused
+from energon_dali.errors import ConfigError
+
+_FRAMES_PER_TIME = 2
+"""The text has the time of every second frame, whatever the temporal patch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,29 +43,141 @@ class Glm4V(Qwen2VL):
         )
 
 
-def smart_resize_frames(
-    frames: int, height: int, width: int, temporal: int, block: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
-    """Returns the (height, width) of frames rounded to blocks, with all their pixels together within a range.
+@dataclass(frozen=True, kw_only=True)
+class Glm4VVideo(PatchedVideo):
+    """Videos of GLM-4.1V and GLM-4.5V: the range of pixels holds for all frames together, and the text has times."""
 
-    The rule is that of the processors of GLM-4V, and of Qwen3-VL's videos, in transformers.
+    video_token: str = "<|video|>"
+    """Stands for a video in the text. Its features are image tokens after `expand_text`."""
+    image_token: str = "<|image|>"
+    """Stands for each feature of a video."""
+    begin_of_image_token: str = "<|begin_of_image|>"
+    """Written before the tokens of each temporal patch."""
+    end_of_image_token: str = "<|end_of_image|>"
+    """Written after them, before the time."""
+    samples: bool = True
+    """Whether frames are chosen as the processor does; if not, all are taken."""
+    fps: float | None = 2.0
+    """Frames per second to take."""
+    max_duration: float = 300
+    """Seconds from which on the frames are spread over the video, as many as a video of this length has."""
 
-    Args:
-        frames: Frames of the video.
-        height: Pixels.
-        width: Likewise.
-        temporal: Frames of a temporal patch.
-        block: Pixels of a block's side.
-        min_pixels: Fewest pixels of all frames after resizing.
-        max_pixels: Most pixels likewise.
+    family: ClassVar[str] = "glm4v_video"
+    processors: ClassVar[tuple[str, ...]] = ("Glm4vVideoProcessor",)
+    word_digits: ClassVar[int] = 3
 
-    Raises:
-        DecodeError: There are fewer frames than a temporal patch has, or one side is more than 200 times as long as the
-            other.
-    """
-    if frames < temporal:
-        raise DecodeError(f"The video has {frames} frames, and the processor refuses fewer than {temporal}")
-    if height < block or width < block:
-        grow = max(block / height, block / width)
-        height, width = int(height * grow), int(width * grow)
-    return fit_blocks(frames, temporal, height, width, block, min_pixels, max_pixels)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_frames is not None:
+            raise ConfigError(
+                f"num_frames={self.num_frames} was given, and GLM-4V chooses frames by rate alone. Leave it out."
+            )
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        pixels = take_shared_pixel_range(config, (112 * 112, 28 * 28 * 2 * 30000))
+        take_unused(config, "max_image_size", "num_frames")
+        return cls(
+            **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
+            **config.take_texts(cls, "video_token", "image_token"),
+            samples=config.take_flag("do_sample_frames", True),
+            fps=config.take_number("fps", 2.0),
+            max_duration=config.take_number("max_duration", 300),
+        )
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        if not self.samples or self.fps is None:
+            return list(range(total_frames))
+        last, duration = total_frames - 1, total_frames / fps
+        most = int(self.max_duration * self.fps)
+        if duration <= self.max_duration:
+            count = max(math.floor(duration * self.fps), 1)
+            frames = [min(last, math.ceil(number * fps / self.fps)) for number in range(count)]
+        elif most >= total_frames:
+            frames = list(range(total_frames))
+        else:
+            frames = [min(last, math.ceil(second * fps)) for second in np.linspace(0, duration, most)]
+        return _even(frames)
+
+    def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        block = self.patch_size * self.merge_size
+        return smart_resize_frames(
+            frames, height, width, self.temporal_patch_size, block, self.min_pixels, self.max_pixels
+        )
+
+    def video_text(self, layout: VideoLayout) -> str:
+        groups = layout.grid[0]
+        tokens = self.begin_of_image_token + self.image_token * (layout.num_tokens // groups) + self.end_of_image_token
+        return "".join(tokens + time for time in self.words(layout))
+
+    def words(self, layout: VideoLayout) -> list[str]:
+        seconds = layout.frame_seconds[::_FRAMES_PER_TIME]
+        return [self.time_text(seconds[min(group, len(seconds) - 1)]) for group in range(layout.grid[0])]
+
+    def time_text(self, seconds: float) -> str:
+        """Returns the time of a temporal patch as the text has it."""
+        return str(int(seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm46VVideo(Glm4VVideo):
+    """Videos of GLM-4.6V: the shorter a video, the more frames per second are taken, up to 640."""
+
+    fps: float | None = None
+    """Not used: the length of the video decides."""
+
+    family: ClassVar[str] = "glm46v_video"
+    processors: ClassVar[tuple[str, ...]] = ("Glm46VVideoProcessor",)
+    rates: ClassVar[tuple[tuple[float, float], ...]] = ((30, 3), (300, 1), (math.inf, 0.5))
+    """(seconds, temporal patches per second): the first that the video is not longer than."""
+    most_seconds: ClassVar[int] = 2400
+    """Longer videos get as many frames as one of this length."""
+    most_frames: ClassVar[int] = 640
+    """Most frames of a video."""
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        made = super().from_config(config)
+        return made.with_fields(fps=None)
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        if not self.samples:
+            return list(range(total_frames))
+        duration = total_frames / fps
+        seconds = min(duration, self.most_seconds)
+        rate = next(rate for limit, rate in self.rates if seconds <= limit)
+        count = min(int(seconds * rate * self.temporal_patch_size), self.most_frames)
+        if total_frames < count:
+            frames = _spread(0, total_frames - 1, count)
+        else:
+            frames = self._at_rate(total_frames, fps, rate, int(duration))
+            if len(frames) < count:
+                frames = _spread(frames[0], frames[-1], count) if frames else _spread(0, total_frames - 1, count)
+            elif len(frames) > count:
+                frames = _spread(0, total_frames - 1, count)
+        return _even(frames)
+
+    def _at_rate(self, total_frames: int, fps: float, rate: float, end: int) -> list[int]:
+        """Returns the first frame at or after each tick, until a tick reaches the last whole second."""
+        step, second, frames = 1 / (self.temporal_patch_size * rate), 0.0, []
+        frame_seconds = 1 / fps
+        for frame in range(total_frames):
+            if frame * frame_seconds >= second:
+                second += step
+                frames.append(frame)
+                if second >= end:
+                    break
+        return frames
+
+    def time_text(self, seconds: float) -> str:
+        return f"{seconds:.1f} seconds"
+
+
+def _spread(first: int, last: int, count: int) -> list[int]:
+    return [int(frame) for frame in np.linspace(first, last, count, dtype=int)]
+
+
+def _even(frames: list[int]) -> list[int]:
+    """Returns frames without repetitions, the last one twice if their number is odd."""
+    unique = list(dict.fromkeys(frames))
+    return unique + unique[-1:] if len(unique) % 2 else unique

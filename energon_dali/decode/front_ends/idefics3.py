@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.shared_fields import take_conversion, take_texts
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _LONGEST_EDGE = 4096
 """The longer side after the first resampling is never longer."""
@@ -72,14 +68,14 @@ class Idefics3(FrontEnd):
             raise config.error(f"size={size} is neither a longest_edge nor a height and a width")
         longest = size.get("longest_edge")
         return cls(
-            **take_conversion(config, HALF, HALF, "lanczos"),
+            **config.take_conversion(HALF, HALF, "lanczos"),
             tile_size=tile["longest_edge"],
             longest_edge=longest if resizes else None,
             size=pair if resizes and longest is None else None,
             splits=config.take_flag("do_image_splitting", True),
             image_seq_len=config.outer_integer("image_seq_len", _DEFAULT_TOKENS[config.type_name], least=1),
             returns_rows=config.take_flag("return_row_col_info", False),
-            **take_texts(config, cls, "image_token", "fake_image_token"),
+            **config.take_texts(cls, "image_token", "fake_image_token"),
             global_image_token=config.outer_text(
                 "global_image_token", config.outer_text("global_image_tag", cls.global_image_token)
             ),

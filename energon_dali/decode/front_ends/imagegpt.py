@@ -14,14 +14,12 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, finite_number
-from energon_dali.decode.front_ends.shared_fields import take_conversion, take_pair
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig, finite_number
+from energon_dali.decode.front_ends.resampling import Pixels
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 _CLUSTERS = "a list of colours of three numbers, as do_color_quantize is set"
 
@@ -45,7 +43,7 @@ class ImageGPT(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        pair = take_pair(config, 256, square=True)
+        pair = config.take_pair(256, square=True)
         colours = config.take("clusters")
         clusters: tuple[tuple[float, ...], ...] | None = None
         if config.take_flag("do_color_quantize", True):
@@ -55,7 +53,7 @@ class ImageGPT(FrontEnd):
             if not clusters:
                 raise config.invalid("clusters", colours, _CLUSTERS)
         return cls(
-            **take_conversion(config, HALF, HALF, "bilinear", rgb=False),
+            **config.take_conversion(HALF, HALF, "bilinear", rgb=False),
             size=pair,
             clusters=clusters,
         )

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, require_one_size
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.shared_fields import height_and_width, take_conversion, take_texts
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 
 _MOST_TILES = 256
 """Largest min_patches and max_patches."""
@@ -54,7 +50,7 @@ class InternVL(FrontEnd):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 384, "width": 384}, square=True)
-        tile_size = height_and_width(config, size)
+        tile_size = config.height_and_width("size", size)
         outer = config.outer
         around = outer.get("processor_class")
         if around not in (None, "InternVLProcessor"):
@@ -65,14 +61,14 @@ class InternVL(FrontEnd):
         # InternVL's processor cuts images whatever its image processor says.
         tiles = config.take_flag("crop_to_patches", False) or around is not None
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
             tile_size=tile_size,
             tiles=tiles,
             min_tiles=config.take_integer("min_patches", 1, most=_MOST_TILES),
             max_tiles=config.take_integer("max_patches", 12, most=_MOST_TILES),
             tile_tokens=config.outer_integer("image_seq_length", 256, least=1),
             resizes=config.take_flag("do_resize", True),
-            **take_texts(config, cls, "image_token", "start_image_token", "end_image_token"),
+            **config.take_texts(cls, "image_token", "start_image_token", "end_image_token"),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -91,15 +87,9 @@ class InternVL(FrontEnd):
     def image_text(self, layout: ImageLayout) -> str:
         return f"{self.start_image_token}{self.image_token * layout.num_features}{self.end_image_token}"
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
-        return {
-            "pixel_values": self.concatenated(images),
-            "num_patches": torch.tensor([image.rows for image in images], dtype=torch.int64),
-        }
+        return {"num_patches": [image.rows for image in images]}
 
 
 @lru_cache(maxsize=64)

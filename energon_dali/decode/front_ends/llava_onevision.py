@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.any_resolution import (
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
+from energon_dali.decode.front_ends.layout import ImageLayout
+from energon_dali.decode.front_ends.llava_next import (
     AnyResolution,
     choose_resolution,
     take_resolution_fields,
     without_padding,
 )
-from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
-from energon_dali.decode.front_ends.layout import ImageLayout
-from energon_dali.decode.front_ends.shared_fields import take_around
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _SIDES = (384, 768, 1152, 1536, 1920, 2304)
 _RESOLUTIONS = tuple((height, width) for height in _SIDES for width in _SIDES)
@@ -70,7 +67,7 @@ class LlavaOnevision(AnyResolution):
     def from_config(cls, config: ProcessorConfig) -> Self:
         fields = take_resolution_fields(config, {"height": 384, "width": 384}, {}, False, _RESOLUTIONS)
         outer = config.outer
-        take_around(config, "LlavaOnevisionProcessor")
+        config.take_around("LlavaOnevisionProcessor")
         fields["background"] = background_color(config, CLIP_MEAN)
         if "num_image_tokens" in outer:
             fields["num_image_tokens"] = config.outer_integer("num_image_tokens", 729, least=1)

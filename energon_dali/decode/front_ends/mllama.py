@@ -13,14 +13,12 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
-from energon_dali.decode.front_ends.shared_fields import take_around, take_conversion
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _MOST_TILES = 64
 """Largest max_image_tiles; a batch has room for as many tiles per image."""
@@ -54,9 +52,9 @@ class Mllama(FrontEnd):
         config.require("do_resize", True, "Mllama's processor always resizes")
         config.require("do_pad", True, "Mllama's processor always pads")
         max_tiles = config.take_integer("max_image_tiles", 4, most=_MOST_TILES)
-        take_around(config, "MllamaProcessor")
+        config.take_around("MllamaProcessor")
         return cls(
-            **take_conversion(config, HALF, HALF, "bilinear"),
+            **config.take_conversion(HALF, HALF, "bilinear"),
             tile_size=size["height"],
             max_tiles=max_tiles,
             image_token=config.outer_text("image_token", cls.image_token),

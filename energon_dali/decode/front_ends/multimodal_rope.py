@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
+from energon_dali.decode.front_ends.processor_config import read_json_object
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.json_text import parse_json
 
 Int64s = NDArray[np.int64]
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
@@ -311,14 +311,7 @@ def _like(array: Int64s, given: Any) -> Any:
 def _config_values(config: object) -> dict[str, Any]:
     if isinstance(config, (str, Path)):
         path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
-        try:
-            values = parse_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read as JSON: {error}. Give a model's config.json.") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. Give a model's config.json.")
-        return values
+        return read_json_object(path / "config.json" if path.is_dir() else path, "Give a model's config.json.")
     if isinstance(config, Mapping):
         return dict(config)
     to_dict = getattr(config, "to_dict", None)

@@ -74,7 +74,7 @@ class PixelValues:
         if dtype == torch.uint8:
             out.copy_(pixels if repeat == 1 else pixels[:, :, None, :])
             return out
-        steps = _Steps(_recipe(self, pixels.shape[channel_axis]), channel_axis, pixels.device)
+        steps = _steps(self, pixels.shape[channel_axis]).to(pixels.device)
         rows, columns = items, max(1, second)  # of a chunk
         if not pixels.is_cuda:
             if channel_axis == 1 and repeat == 1 and first * second > _CHUNK_VALUES:
@@ -87,7 +87,7 @@ class PixelValues:
                 place = (slice(row, row + rows), slice(None), slice(column, column + columns))
                 chunk = pixels[place]
                 values = scratch[: chunk.numel()].view(chunk.shape)
-                steps.compute(chunk, values)
+                steps.compute(chunk, values, channel_axis)
                 if repeat == 1:
                     out[place] = values
                 else:
@@ -95,56 +95,37 @@ class PixelValues:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Steps:
     """Steps in float32 that give the table bit for bit, or the table itself."""
 
     divisor: float | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    table: NDArray[np.float32] | None = None
+    mean: torch.Tensor | None = None
+    std: torch.Tensor | None = None
+    table: torch.Tensor | None = None
 
+    def to(self, device: torch.device) -> _Steps:
+        """Returns the steps with their numbers on a device."""
+        mean, std, table = (None if t is None else t.to(device) for t in (self.mean, self.std, self.table))
+        return _Steps(self.divisor, mean, std, table)
 
-class _Steps:
-    """A recipe with its numbers as tensors on a device, made once for all chunks of a conversion.
-
-    Args:
-        recipe: The steps.
-        channel_axis: Which axis of the pixels, 1 or 2, is the channel.
-        device: Of the pixels.
-    """
-
-    def __init__(self, recipe: _Recipe, channel_axis: int, device: torch.device) -> None:
-        import torch
-
-        def per_channel(values: tuple[float, ...] | None) -> torch.Tensor | None:
-            if values is None:
-                return None
-            return torch.tensor(values, dtype=torch.float32, device=device).view(
-                (-1, 1) if channel_axis == 1 else (-1,)
-            )
-
-        self.divisor = recipe.divisor
-        self.mean, self.std = per_channel(recipe.mean), per_channel(recipe.std)
-        self.table = None if recipe.table is None else torch.from_numpy(recipe.table).to(device)
-        self.channel_axis = channel_axis
-
-    def compute(self, pixels: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes the values of uint8[n, a, b] into float32[n, a, b]."""
+    def compute(self, pixels: torch.Tensor, values: torch.Tensor, channel_axis: int) -> None:
+        """Writes the values of uint8[n, a, b] into float32[n, a, b]; its axis 1 or 2 is the channel."""
         import torch
 
         if self.table is not None:
             for channel, levels in enumerate(self.table):
-                chosen = pixels.select(self.channel_axis, channel)
-                values.select(self.channel_axis, channel).copy_(levels[chosen.int()])
+                chosen = pixels.select(channel_axis, channel)
+                values.select(channel_axis, channel).copy_(levels[chosen.int()])
             return
         if self.divisor is None:
             values.copy_(pixels)
         else:
             torch.div(pixels, self.divisor, out=values)
         if self.mean is not None and self.std is not None:
-            values.sub_(self.mean)
-            values.div_(self.std)
+            shape = (-1, 1) if channel_axis == 1 else (-1,)
+            values.sub_(self.mean.view(shape))
+            values.div_(self.std.view(shape))
 
 
 def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:
@@ -183,27 +164,22 @@ def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=64)
-def _recipe(values: PixelValues, channels: int) -> _Recipe:
-    """Returns the fastest recipe whose results equal the table for all bytes."""
+def _steps(values: PixelValues, channels: int) -> _Steps:
+    """Returns the fastest steps whose results equal the table for all bytes, on the CPU."""
     import torch
 
-    table = _table(values, channels)
-    mean = None if values.mean is None else tuple(float(value) for value in _channels(values.mean, channels))
-    std = None if values.std is None else tuple(float(value) for value in _channels(values.std, channels))
-    candidates = [_Recipe(None if values.rescale is None else 1.0 / values.rescale, mean, std)]
-    if mean is not None and std is not None and values.rescale is not None:
-        scale = np.float32(1.0 / values.rescale)
-        candidates.append(
-            _Recipe(
-                None,
-                tuple(float(np.float32(value) * scale) for value in mean),
-                tuple(float(np.float32(value) * scale) for value in std),
-            )
-        )
+    table = torch.from_numpy(np.array(_table(values, channels)))
+    divisor = None if values.rescale is None else 1.0 / values.rescale
+    candidates = [_Steps(divisor)]
+    if values.mean is not None and values.std is not None:
+        mean, std = (torch.from_numpy(_channels(given, channels)) for given in (values.mean, values.std))
+        candidates = [_Steps(divisor, mean, std)]
+        if divisor is not None:
+            candidates.append(_Steps(None, mean * np.float32(divisor), std * np.float32(divisor)))
     levels = torch.arange(256, dtype=torch.uint8).repeat(channels, 1)[None]  # uint8[1, channels, 256]
     for candidate in candidates:
         found = torch.empty(levels.shape, dtype=torch.float32)
-        _Steps(candidate, 1, levels.device).compute(levels, found)
-        if np.array_equal(found[0].numpy(), table):
+        candidate.compute(levels, found, 1)
+        if np.array_equal(found[0].numpy(), table.numpy()):
             return candidate
-    return _Recipe(table=np.array(table))
+    return _Steps(table=table)

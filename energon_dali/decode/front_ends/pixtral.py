@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
-from energon_dali.decode.front_ends.shared_fields import take_conversion
 from energon_dali.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class Pixtral(FrontEnd):
             side *= config.outer_integer("spatial_merge_size", 1, least=1, most=MOST_MERGED)
             patch = {"height": side, "width": side}
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
             size=(longest, longest) if longest is not None else (size["height"], size["width"]),
             patch_size=(patch["height"], patch["width"]),
             image_token=config.outer_text("image_token", cls.image_token),

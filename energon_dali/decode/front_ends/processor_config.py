@@ -1,4 +1,4 @@
-"""Reads the configuration of a Hugging Face image or video processor, from an object or a JSON file."""
+"""The configuration of a Hugging Face image or video processor, from which front ends take their fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from energon_dali.decode.front_ends.resampling import FILTER_NAMES, PIL_FILTERS,
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.json_text import parse_json
 
-_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _WITHOUT_EFFECT = frozenset(
     {
         "auto_map",
@@ -318,6 +317,73 @@ class ProcessorConfig:
         red, green, blue = inside
         return red, green, blue
 
+    def take_conversion(
+        self, mean: tuple[float, ...], std: tuple[float, ...], kind: Filter, *, rgb: bool | None = True
+    ) -> dict[str, Any]:
+        """Returns the fields values, filter and convert_rgb of a front end.
+
+        Args:
+            mean: Default of image_mean.
+            std: Default of image_std.
+            kind: Default of resample.
+            rgb: Default of do_convert_rgb; None leaves the field out, for videos.
+
+        Raises:
+            ConfigError: A value is not supported.
+        """
+        fields: dict[str, Any] = {"values": self.take_values(mean=mean, std=std), "filter": self.take_filter(kind)}
+        return fields if rgb is None else {**fields, "convert_rgb": self.take_flag("do_convert_rgb", rgb)}
+
+    def take_texts(self, front_end: type, *names: str) -> dict[str, Any]:
+        """Returns texts that a processor has under the names of fields, else the defaults of the fields.
+
+        Args:
+            front_end: Has the fields.
+            *names: Of the fields.
+        """
+        return {name: self.outer_text(name, getattr(front_end, name)) for name in names}
+
+    def take_pair(self, side: int, *, square: bool = False) -> tuple[int, int] | None:
+        """Returns the (height, width) to which a processor resizes; None if it does not.
+
+        Args:
+            side: Default of both.
+            square: Whether a single number stands for both.
+
+        Raises:
+            ConfigError: The size is something else.
+        """
+        pair = self.height_and_width("size", self.take_size("size", {"height": side, "width": side}, square=square))
+        return pair if self.take_flag("do_resize", True) else None
+
+    def height_and_width(self, name: str, size: Mapping[str, int]) -> tuple[int, int]:
+        """Returns the (height, width) of a size.
+
+        Args:
+            name: Of the size, for the message.
+            size: What `take_size` returned.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        if size.keys() != {"height", "width"}:
+            raise self.error(f"{name}={size} is not a height and a width")
+        return size["height"], size["width"]
+
+    def take_around(self, *known: str) -> str | None:
+        """Returns the class of the processor around an image processor; None if there is none.
+
+        Args:
+            *known: Classes whose text the front end supports.
+
+        Raises:
+            ConfigError: It is another class.
+        """
+        around: str | None = self.outer.get("processor_class")
+        if around not in (None, *known):
+            raise self.error(f"the text of processor_class={around} is not covered. Give its image_processor")
+        return around
+
     def _integer(self, name: str, value: Any, least: int, most: int) -> int:
         if not is_integer(value) or not least <= value <= most:
             raise self.invalid(name, value, f"a whole number between {least:,} and {most:,}")
@@ -372,6 +438,25 @@ class ProcessorConfig:
         )
 
 
+def read_json_object(path: Path, advice: str) -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Args:
+        path: Of the file.
+        advice: Sentence that says which file to give, for messages.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}. {advice}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. {advice}")
+    return values
+
+
 def shown(value: object) -> str:
     """Returns a value as messages show it, shortened if it is long."""
     try:
@@ -395,141 +480,3 @@ def finite_number(value: object) -> float | None:
     except OverflowError:  # a whole number of hundreds of digits
         return None
     return number if math.isfinite(number) else None
-
-
-def read_processor(processor: object) -> ProcessorConfig:
-    """Returns the configuration of a processor.
-
-    Args:
-        processor: An image processor, video processor, or processor with an image processor; or the path of a folder
-            that one was saved to, or of its JSON file. transformers is not needed for a path.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    if isinstance(processor, (str, Path)):
-        return _read_folder(Path(processor))
-    if isinstance(processor, Mapping):
-        return _from_values(processor)
-    return _from_object(processor, getattr(processor, "image_processor", None))
-
-
-def read_video_processor(processor: object) -> ProcessorConfig:
-    """Returns the configuration of the video half of a processor.
-
-    Args:
-        processor: A video processor, or a processor with one; or the path of a folder that one was saved to, or of its
-            JSON file. A folder from before there were video processors has one file for images and videos.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    if isinstance(processor, Mapping):
-        return _from_video_values(processor)
-    if not isinstance(processor, (str, Path)):
-        return _from_object(processor, getattr(processor, "video_processor", None))
-    path = Path(processor)
-    files = {name: _read_json(path / name) for name in _FILES if (path / name).is_file()}
-    if not files:
-        return _from_video_values(_read_json(_existing(path)))
-    outer = {**_token_ids(path), **files.get("processor_config.json", {})}
-    if isinstance(outer.get("video_processor"), Mapping):
-        return _from_video_values(outer)
-    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
-        if name in files:
-            return _from_video_values(files[name], outer)
-    return _from_video_values(outer)
-
-
-def _from_video_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
-    inner = values.get("video_processor")
-    if isinstance(inner, Mapping):  # processor_config.json holds the video processor inside
-        outer, values = values, inner
-    values = dict(values)
-    image_type = values.pop("image_processor_type", None)
-    if isinstance(image_type, str):
-        values.setdefault("video_processor_type", image_type.replace("ImageProcessor", "VideoProcessor"))
-    return ProcessorConfig(values, outer=outer)
-
-
-def _outer_values(processor: object) -> dict[str, Any]:
-    values: dict[str, Any] = {"processor_class": type(processor).__name__}
-    values |= {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
-    passed = getattr(processor, "images_kwargs", None)
-    if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
-        values["images_kwargs"] = dict(passed)
-    ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
-    if isinstance(ids, list) and ids and isinstance(ids[0], int):
-        values["image_token_id"] = ids[0]
-    start = getattr(getattr(processor, "tokenizer", None), "boi_token_id", None)
-    if isinstance(start, int):
-        values["boi_token_id"] = start
-    return values
-
-
-def _from_object(processor: object, inner: object) -> ProcessorConfig:
-    """Returns the configuration of an image or video processor, `inner`, or of `processor` if there is none inside."""
-    outer = {} if inner is None else _outer_values(processor)
-    tokenizer = None if inner is None else getattr(processor, "tokenizer", None)
-    media_processor: Any = processor if inner is None else inner
-    to_dict = getattr(media_processor, "to_dict", None)
-    if not callable(to_dict):
-        raise ConfigError(
-            f"{type(media_processor).__name__} is not a processor. Give a Hugging Face image processor or video "
-            "processor, a processor that has one, or the folder it was saved to."
-        )
-    values = dict(to_dict())
-    values.setdefault("image_processor_type", type(media_processor).__name__)
-    backend = getattr(media_processor, "backend", "pil")
-    arithmetic: Arithmetic = "torch" if backend == "torchvision" else "pil"
-    return ProcessorConfig(values, outer=outer, arithmetic=arithmetic, tokenizer=tokenizer)
-
-
-def _read_folder(path: Path) -> ProcessorConfig:
-    if path.is_dir():
-        found = [path / name for name in _FILES if (path / name).is_file()]
-        outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
-        outer = {**_token_ids(path), **outer}
-        if isinstance(outer.get("image_processor"), Mapping):  # it wins over other files, as in transformers
-            return _from_values(outer)
-        return _from_values(_read_json(found[0] if found else _existing(path)), outer)
-    values = _read_json(_existing(path))
-    return _from_video_values(values) if path.name == _FILES[-1] else _from_values(values)
-
-
-def _token_ids(folder: Path) -> dict[str, Any]:
-    """Returns the ids of placeholders in the config of the model; older ones call an id an index."""
-    if not (folder / "config.json").is_file():
-        return {}
-    model = _read_json(folder / "config.json")
-    names = [f"{medium}_token_{name}" for medium in ("image", "video", "boi") for name in ("index", "id")]
-    return {name: model[name] for name in names if name in model}
-
-
-def _existing(path: Path) -> Path:
-    if path.is_dir():
-        raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
-    if not path.is_file():
-        raise ConfigError(
-            f"{str(path)!r} is neither a folder nor a file. Give a folder that a processor was saved to (nothing is "
-            "downloaded): AutoProcessor.from_pretrained(...).save_pretrained(folder)."
-        )
-    return path
-
-
-def _from_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
-    inner = values.get("image_processor")
-    if isinstance(inner, Mapping):  # processor_config.json holds the image processor inside
-        outer = {**values, **(outer or {})}
-        values = inner
-    return ProcessorConfig(values, outer=outer)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}. Give the file of save_pretrained.") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. Give the file of save_pretrained.")
-    return values

@@ -13,15 +13,13 @@ from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA
-from energon_dali.decode.front_ends.shared_fields import take_conversion
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA, ProcessorConfig
+from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 _MAX_ASPECT_RATIO = 200
 LARGEST_PATCH = 256
@@ -72,7 +70,7 @@ class Qwen2VL(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         min_pixels, max_pixels = take_pixel_range(config, cls.default_pixels)
         return cls(
-            **take_conversion(config, CLIP_MEAN, CLIP_STD, "bicubic"),
+            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             **take_patches(config, 14),
@@ -103,21 +101,13 @@ class Qwen2VL(FrontEnd):
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.temporal_patch_size * self.patch_size**2
 
-    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
-        out = self._new_values(pixels, layout) if out is None else out
+    def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         times = self.temporal_patch_size
         shape = (len(pixels), 3, -1) if times == 1 else (len(pixels), 3, times, self.patch_size**2)
         self.values.convert(pixels, self.torch_dtype, channel_axis=1, repeat=times, out=out.view(shape))
-        return out
 
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
-        return {
-            "pixel_values": self.concatenated(images),
-            "image_grid_thw": torch.tensor([image.layout.grid for image in images], dtype=torch.int64),
-        }
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"image_grid_thw": [image.layout.grid for image in images]}
 
 
 def take_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -> tuple[int, int]:
@@ -232,6 +222,34 @@ def fit_blocks(
         grow = math.sqrt(min_pixels / (frames * height * width))
         rows, columns = math.ceil(height * grow / block), math.ceil(width * grow / block)
     return rows * block, columns * block
+
+
+def smart_resize_frames(
+    frames: int, height: int, width: int, temporal: int, block: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Returns the (height, width) of frames rounded to blocks, with all their pixels together within a range.
+
+    The rule is that of the processors of GLM-4V, and of Qwen3-VL's videos, in transformers.
+
+    Args:
+        frames: Frames of the video.
+        height: Pixels.
+        width: Likewise.
+        temporal: Frames of a temporal patch.
+        block: Pixels of a block's side.
+        min_pixels: Fewest pixels of all frames after resizing.
+        max_pixels: Most pixels likewise.
+
+    Raises:
+        DecodeError: There are fewer frames than a temporal patch has, or one side is more than 200 times as long as the
+            other.
+    """
+    if frames < temporal:
+        raise DecodeError(f"The video has {frames} frames, and the processor refuses fewer than {temporal}")
+    if height < block or width < block:
+        grow = max(block / height, block / width)
+        height, width = int(height * grow), int(width * grow)
+    return fit_blocks(frames, temporal, height, width, block, min_pixels, max_pixels)
 
 
 def check_aspect_ratio(height: int, width: int) -> None:

@@ -1,8 +1,9 @@
-"""Videos of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""Videos of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of several frames, in the order in which a model merges them."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,21 +11,147 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from typing_extensions import Self
 
+from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, HALF
-from energon_dali.decode.front_ends.glm4v import smart_resize_frames
-from energon_dali.decode.front_ends.layout import VideoLayout
-from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
-from energon_dali.decode.front_ends.qwen2_vl import smart_resize, take_pixel_range
-from energon_dali.decode.front_ends.shared_fields import take_texts
-from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused, word_tokens
+from energon_dali.decode.front_ends.front_end import VisionInput
+from energon_dali.decode.front_ends.layout import VideoLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.qwen2_vl import (
+    check_patches,
+    check_pixels,
+    check_whole_blocks,
+    smart_resize,
+    smart_resize_frames,
+    take_patches,
+    take_pixel_range,
+    take_pixels,
+)
+from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, take_unused
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.front_end import VisionInput
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+    import torch
+
 
 _SHARE_OF_BUDGET = 0.9
 _ABOVE_FEWEST = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchedVideo(VideoFrontEnd):
+    """Resizes frames to whole merge blocks within a range of pixels, and cuts them into patches of several frames.
+
+    `layout.grid` is (temporal patches, rows, columns). Values: dtype[patches, 3 * temporal_patch_size * patch_size
+    ** 2]. The last frame is repeated until the last temporal patch is full.
+    """
+
+    min_pixels: int
+    """Fewest pixels after resizing: of a frame, or of all frames together, as the family says."""
+    max_pixels: int
+    """Most pixels likewise."""
+    patch_size: int = 14
+    """Pixels of a patch's side."""
+    temporal_patch_size: int = 2
+    """Frames of a patch."""
+    merge_size: int = 2
+    """Patches per side that the model merges into one token."""
+    resizes: bool = True
+    """Whether frames are resized; if not, their sides must be multiples of patch_size * merge_size."""
+
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values_videos", "video_grid_thw")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_patches(self)
+
+    @abstractmethod
+    def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Returns (height, width) of frames after resizing.
+
+        Raises:
+            DecodeError: The processor refuses videos of this size.
+        """
+
+    def frames_layout(self, width: int, height: int, frames: tuple[int, ...], total: int, fps: float) -> VideoLayout:
+        if not self.resizes:
+            check_whole_blocks(height, width, self.patch_size * self.merge_size)
+        out_height, out_width = self.resized(len(frames), height, width) if self.resizes else (height, width)
+        rows, columns = out_height // self.patch_size, out_width // self.patch_size
+        groups = -(-len(frames) // self.temporal_patch_size)
+        return VideoLayout(
+            height,
+            width,
+            (View(out_height, out_width),),
+            groups * rows * columns // self.merge_size**2,
+            (groups, rows, columns),
+            frames,
+            total,
+            fps,
+        )
+
+    def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
+        import torch
+
+        groups, rows, columns = layout.grid
+        size, patch = self.temporal_patch_size, self.patch_size
+        values = torch.empty(
+            (groups, rows * columns, 3, size, patch * patch), dtype=self.torch_dtype, device=frames.device
+        )
+        for number, frame in enumerate(frames):
+            ((_, canvas),) = self.canvases(Pixels(tensor=frame), layout)
+            patches = cut_patches(canvas, patch, self.merge_size)  # uint8[rows * columns, 3, patch ** 2]
+            group, slot = divmod(number, size)
+            self.values.convert(patches, self.torch_dtype, channel_axis=1, out=values[group, :, :, slot])
+        filled = (len(frames) - 1) % size + 1
+        if filled < size:
+            values[-1, :, :, filled:] = values[-1, :, :, filled - 1 : filled]
+        return values.view(groups * rows * columns, -1)
+
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {"video_grid_thw": [video.layout.grid for video in images]}
+
+
+def take_patch_fields(
+    config: ProcessorConfig,
+    pixels: tuple[int, int],
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    patch_size: int = 14,
+) -> dict[str, Any]:
+    """Returns the fields that `PatchedVideo` defines, as a configuration has them.
+
+    Args:
+        config: Of the processor.
+        pixels: min_pixels and max_pixels, from `take_pixel_range` or `take_shared_pixel_range`.
+        mean: Default of image_mean.
+        std: Default of image_std.
+        patch_size: Default of patch_size.
+
+    Raises:
+        ConfigError: A value is not supported.
+    """
+    return {
+        **config.take_conversion(mean, std, "bicubic", rgb=None),
+        "min_pixels": pixels[0],
+        "max_pixels": pixels[1],
+        **take_patches(config, patch_size),
+    }
+
+
+def take_shared_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -> tuple[int, int]:
+    """Returns the fewest and the most pixels that all frames of a video have together after resizing.
+
+    Args:
+        config: Its size has them as shortest_edge and longest_edge.
+        default: What the processor takes if its file does not say.
+
+    Raises:
+        ConfigError: One of the two is missing.
+    """
+    return check_pixels(config, take_pixels(config, default))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +254,17 @@ class Qwen3VLVideo(PatchedVideo):
         take_unused(config, "max_image_size", "max_duration")
         return cls(
             **take_patch_fields(config, pixels, mean=HALF, std=HALF, patch_size=16),
-            **take_texts(config, cls, "video_token", "vision_start_token", "vision_end_token"),
+            **config.take_texts(cls, "video_token", "vision_start_token", "vision_end_token"),
             **_take_limits(config, 768),
             **frame_sampling(config, num_frames=None, fps=2.0, samples=True),
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.num_frames
-        if count is None and self.fps is None:
-            return list(range(total_frames))
+        count = self.wanted_frames(total_frames, fps)
         if count is None:
-            assert self.fps is not None
-            count = min(max(int(total_frames / fps * self.fps), self.min_frames), self.max_frames, total_frames)
+            return list(range(total_frames))
+        if self.num_frames is None:
+            count = min(max(count, self.min_frames), self.max_frames, total_frames)
         return [int(frame) for frame in np.linspace(0, total_frames - 1, count).round()]
 
     def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
@@ -150,15 +276,9 @@ class Qwen3VLVideo(PatchedVideo):
 
     def video_text(self, layout: VideoLayout) -> str:
         tokens = self.video_token * (layout.num_tokens // layout.grid[0])
-        return "".join(
-            f"{time}{self.vision_start_token}{tokens}{self.vision_end_token}" for time in self._times(layout)
-        )
+        return "".join(f"{time}{self.vision_start_token}{tokens}{self.vision_end_token}" for time in self.words(layout))
 
-    def video_text_tokens(self, layout: VideoLayout) -> int:
-        return layout.num_tokens + sum(2 + word_tokens(time, 1) for time in self._times(layout))
-
-    def _times(self, layout: VideoLayout) -> list[str]:
-        """Returns the text before each temporal patch."""
+    def words(self, layout: VideoLayout) -> list[str]:
         size, seconds = self.temporal_patch_size, layout.frame_seconds
         times = []
         for first in range(0, layout.grid[0] * size, size):

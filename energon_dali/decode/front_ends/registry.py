@@ -1,34 +1,43 @@
-"""The families of front ends, and the choice of one for a processor."""
+"""The families of front ends, the choice of one for a processor, and reading its configuration."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
-from energon_dali.decode.front_ends.glm4v import Glm4V
-from energon_dali.decode.front_ends.glm4v_video import Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.internvl import InternVL
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import Pixtral
-from energon_dali.decode.front_ends.processor_config import read_processor, read_video_processor
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
+from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
+from energon_dali.decode.spec import ImageDtype
 from energon_dali.errors import ConfigError
 
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.resampling import Resampling
-    from energon_dali.decode.spec import ImageDtype
-
 Made = TypeVar("Made", bound=FrontEnd)
+
+Medium = Literal["image", "video"]
+
+_FILES: dict[Medium, tuple[str, ...]] = {
+    "image": ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    "video": ("video_preprocessor_config.json", "preprocessor_config.json", "processor_config.json"),
+}
+"""Files in the order in which they are looked for."""
+_ADVICE = "Give the file of save_pretrained."
 
 FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedSize,
@@ -64,7 +73,7 @@ def make_front_end(
     Raises:
         ConfigError: No family covers the processor, or one of its values.
     """
-    config = (read_video_processor if issubclass(kind, VideoFrontEnd) else read_processor)(processor)
+    config = read_processor(processor, "video" if issubclass(kind, VideoFrontEnd) else "image")
     families = [family for family in (*FAMILIES, *VIDEO_FAMILIES) if issubclass(family, kind)]
     for family in families:
         if config.type_name in family.processors:
@@ -90,3 +99,99 @@ def make_front_end(
         f"There is no front end for {config.type_name}. Covered are {known}. Run this processor in encode_sample on "
         "what the decoder gives."
     )
+
+
+def read_processor(processor: object, medium: Medium) -> ProcessorConfig:
+    """Returns the configuration of a processor of images, or of videos.
+
+    Args:
+        processor: An image or video processor, or a processor with one; or the path of a folder that one was saved to,
+            or of its JSON file. transformers is not needed for a path. A folder from before there were video
+            processors has one file for images and videos.
+        medium: Which of the two.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(processor, Mapping):
+        return _from_values(processor, medium)
+    if not isinstance(processor, (str, Path)):
+        return _from_object(processor, getattr(processor, f"{medium}_processor", None))
+    path = Path(processor)
+    found = [path / name for name in _FILES[medium] if (path / name).is_file()]
+    if not found:
+        values = read_json_object(_existing(path), _ADVICE)
+        return _from_values(values, "video" if path.name == _FILES["video"][0] else medium)
+    whole = path / "processor_config.json"
+    outer = {**_token_ids(path), **(read_json_object(whole, _ADVICE) if whole in found else {})}
+    if isinstance(outer.get(f"{medium}_processor"), Mapping):  # it wins over other files, as in transformers
+        return _from_values(outer, medium)
+    return _from_values(read_json_object(found[0], _ADVICE), medium, outer)
+
+
+def _outer_values(processor: object) -> dict[str, Any]:
+    values: dict[str, Any] = {"processor_class": type(processor).__name__}
+    values |= {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
+    passed = getattr(processor, "images_kwargs", None)
+    if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
+        values["images_kwargs"] = dict(passed)
+    ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
+    if isinstance(ids, list) and ids and isinstance(ids[0], int):
+        values["image_token_id"] = ids[0]
+    start = getattr(getattr(processor, "tokenizer", None), "boi_token_id", None)
+    if isinstance(start, int):
+        values["boi_token_id"] = start
+    return values
+
+
+def _from_object(processor: object, inner: object) -> ProcessorConfig:
+    """Returns the configuration of an image or video processor, `inner`, or of `processor` if there is none inside."""
+    outer = {} if inner is None else _outer_values(processor)
+    tokenizer = None if inner is None else getattr(processor, "tokenizer", None)
+    media_processor: Any = processor if inner is None else inner
+    to_dict = getattr(media_processor, "to_dict", None)
+    if not callable(to_dict):
+        raise ConfigError(
+            f"{type(media_processor).__name__} is not a processor. Give a Hugging Face image processor or video "
+            "processor, a processor that has one, or the folder it was saved to."
+        )
+    values = dict(to_dict())
+    values.setdefault("image_processor_type", type(media_processor).__name__)
+    backend = getattr(media_processor, "backend", "pil")
+    arithmetic: Arithmetic = "torch" if backend == "torchvision" else "pil"
+    return ProcessorConfig(values, outer=outer, arithmetic=arithmetic, tokenizer=tokenizer)
+
+
+def _token_ids(folder: Path) -> dict[str, Any]:
+    """Returns the ids of placeholders in the config of the model; older ones call an id an index."""
+    if not (folder / "config.json").is_file():
+        return {}
+    model = read_json_object(folder / "config.json", _ADVICE)
+    names = [f"{medium}_token_{name}" for medium in ("image", "video", "boi") for name in ("index", "id")]
+    return {name: model[name] for name in names if name in model}
+
+
+def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} has none of {', '.join(_FILES['image'])}. Give the folder that a processor was saved to."
+        )
+    if not path.is_file():
+        raise ConfigError(
+            f"{str(path)!r} is neither a folder nor a file. Give a folder that a processor was saved to (nothing is "
+            "downloaded): AutoProcessor.from_pretrained(...).save_pretrained(folder)."
+        )
+    return path
+
+
+def _from_values(values: Mapping[str, Any], medium: Medium, outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
+    inner = values.get(f"{medium}_processor")
+    if isinstance(inner, Mapping):  # processor_config.json holds the image or video processor inside
+        outer = {**values, **(outer or {})}
+        values = inner
+    values = dict(values)
+    if medium == "video":
+        image_type = values.pop("image_processor_type", None)
+        if isinstance(image_type, str):
+            values.setdefault("video_processor_type", image_type.replace("ImageProcessor", "VideoProcessor"))
+    return ProcessorConfig(values, outer=outer)

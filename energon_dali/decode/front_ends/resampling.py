@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
+
+from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
     import torch
@@ -16,14 +19,7 @@ Resampling = Literal["pil", "torch"]
 backend, in a quarter to a half of the time. `docs/vlm.md` has the differences in a table."""
 Filter = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 
-PIL_FILTERS: dict[str, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "lanczos": Image.Resampling.LANCZOS,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
+PIL_FILTERS: dict[str, Image.Resampling] = {name: Image.Resampling[name.upper()] for name in get_args(Filter)}
 FILTER_NAMES: dict[int, Filter] = {int(value): name for name, value in PIL_FILTERS.items()}  # type: ignore[misc]
 """Name of a filter by the number that PIL and preprocessor_config.json give it."""
 _BY_TORCH = ("bilinear", "bicubic", "nearest")
@@ -162,3 +158,60 @@ def _resized_by_torch(pixels: torch.Tensor, height: int, width: int, filter: str
     # CUDA resamples floats alone. torchvision rounds and clamps likewise.
     values = interpolate(batch.float(), size=(height, width), mode=filter, antialias=True, align_corners=False)[0]
     return values.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def to_rgb(image: Image.Image, converts: bool) -> Image.Image:
+    """Returns the image in RGB, transparent pixels on white, as transformers converts it.
+
+    Args:
+        image: Of any mode.
+        converts: Whether an image that is not RGB is converted.
+
+    Raises:
+        DecodeError: It is not, and must not be converted.
+    """
+    transparent = "A" in image.getbands() or image.info.get("transparency") is not None
+    if not converts:
+        if image.mode == "RGB":  # its transparent colour is ignored
+            return image
+        raise DecodeError(f"The processor does not convert images to RGB, and this one is {image.mode}")
+    if not transparent:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
+
+
+def resample_plain(
+    pixels: NDArray[np.uint8], box: tuple[float, float, float, float], size: tuple[int, int], cubic: bool
+) -> NDArray[np.uint8]:
+    """Returns a box of the pixels at another size, using a fixed-width filter (no antialiasing), which PIL lacks.
+
+    Args:
+        pixels: uint8[H, W] or uint8[H, W, C].
+        box: (left, top, right, bottom) in pixels, and fractions of them.
+        size: (width, height) of the result.
+        cubic: Whether the filter is bicubic; if not, it is bilinear.
+    """
+    left, top, right, bottom = box
+    values: NDArray[np.float32] = pixels.astype(np.float32)
+    for axis, (start, end, count) in enumerate(((top, bottom, size[1]), (left, right, size[0]))):
+        centers = start + (np.arange(count) + 0.5) * ((end - start) / count) - 0.5
+        first = np.floor(centers).astype(np.int64)
+        shape = [1] * values.ndim
+        shape[axis] = count
+        total = np.zeros((*values.shape[:axis], count, *values.shape[axis + 1 :]), np.float32)
+        for tap in (-1, 0, 1, 2) if cubic else (0, 1):
+            distance = np.abs(centers - (first + tap))
+            weights = _cubic(distance) if cubic else 1.0 - distance
+            taken = values.take(np.clip(first + tap, 0, values.shape[axis] - 1), axis=axis)
+            total += taken * weights.astype(np.float32).reshape(shape)
+        values = total
+    rounded: NDArray[np.uint8] = np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8)
+    return rounded
+
+
+def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the weights of the cubic filter with a = -0.5, as in PIL and DALI."""
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return np.where(distance < 1.0, near, np.where(distance < 2.0, far, 0.0))

@@ -14,15 +14,13 @@ from energon_dali.decode.front_ends.cutting import cut_pixel_patches
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
-from energon_dali.decode.front_ends.shared_fields import take_conversion
+from energon_dali.decode.front_ends.resampling import Pixels
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
-    from energon_dali.decode.front_ends.resampling import Pixels
 
 _MOST_PATCHES = 1 << 14
 """Largest max_num_patches; each image of a batch takes as many."""
@@ -53,7 +51,7 @@ class Siglip2(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("do_resize", True, "images that are not resized are not whole patches")
         return cls(
-            **take_conversion(config, HALF, HALF, "bilinear", rgb=False),
+            **config.take_conversion(HALF, HALF, "bilinear", rgb=False),
             patch_size=config.take_integer("patch_size", 16, most=LARGEST_PATCH),
             max_num_patches=config.take_integer("max_num_patches", 256, most=_MOST_PATCHES),
         )
@@ -71,10 +69,8 @@ class Siglip2(FrontEnd):
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.patch_size**2
 
-    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
-        out = self._new_values(pixels, layout) if out is None else out
+    def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         self.values.convert(pixels, self.torch_dtype, channel_axis=2, out=out.view(pixels.shape))
-        return out
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch

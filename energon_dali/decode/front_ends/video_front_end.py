@@ -6,17 +6,16 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput, replace_tokens
+from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import Pixels, Resampling
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
-
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +43,26 @@ class VideoFrontEnd(FrontEnd):
     fps: float | None = None
     """Frames per second to take, within limits of the family; None, without `num_frames`, takes all frames."""
 
+    word_digits: ClassVar[int] = 1
+    """Most digits of a token of the family's tokenizer."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_frames is not None and (not isinstance(self.num_frames, int) or self.num_frames < 1):
             raise ConfigError(f"num_frames={self.num_frames!r} is invalid: it must be a whole number of at least 1.")
         if self.fps is not None and not self.fps > 0:
             raise ConfigError(f"fps={self.fps!r} is invalid: it must be a number of frames per second above 0.")
+
+    def wanted_frames(self, total_frames: int, fps: float) -> int | None:
+        """Returns how many frames `num_frames` or `fps` ask for; None for all.
+
+        Args:
+            total_frames: Frames of the video.
+            fps: Frames per second of the video, on average.
+        """
+        if self.num_frames is not None or self.fps is None:
+            return self.num_frames
+        return int(total_frames / fps * self.fps)
 
     @abstractmethod
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
@@ -145,7 +158,15 @@ class VideoFrontEnd(FrontEnd):
         Args:
             layout: Of the video.
         """
-        return layout.num_tokens
+        return layout.num_tokens + sum(2 + word_tokens(words, self.word_digits) for words in self.words(layout))
+
+    def words(self, layout: VideoLayout) -> list[str]:
+        """Returns the text next to each group of features, which is between two markers; none by default.
+
+        Args:
+            layout: Of the video.
+        """
+        return []
 
     def image_text(self, layout: ImageLayout) -> str:
         """Returns the text that stands for one video."""
@@ -164,7 +185,7 @@ class VideoFrontEnd(FrontEnd):
         Raises:
             ConfigError: The text has more or fewer video tokens than there are videos.
         """
-        return replace_tokens(text, self.video_token, [self.image_text(layout) for layout in layouts], "videos")
+        return self._expanded(text, self.video_token, layouts, "videos")
 
 
 def frame_sampling(

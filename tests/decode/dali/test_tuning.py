@@ -12,8 +12,7 @@ from energon_dali.decode import DaliDecoder, Decoded
 from energon_dali.decode.dali import DaliTuning
 from energon_dali.decode.dali.images import graph
 from energon_dali.decode.dali.images.graph import ImageGraph
-from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.runtime.library import load_dali
+from energon_dali.decode.dali.runtime.device import Device, load_dali
 from energon_dali.errors import ConfigError
 from tests.decode.sample_images import sample_images
 

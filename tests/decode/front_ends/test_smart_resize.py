@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_dali import DecodeError
-from energon_dali.decode.front_ends.glm4v import smart_resize_frames
-from energon_dali.decode.front_ends.qwen2_vl import smart_resize
+from energon_dali.decode.front_ends.qwen2_vl import smart_resize, smart_resize_frames
 
 SIDES = st.one_of(st.integers(1, 60), st.integers(1, 9000))
 BLOCKS = st.sampled_from([8, 14, 16, 28, 32, 42])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
-from energon_dali.kernels.color_matrix.matrix import FRACTION_BITS
-from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+from energon_dali.kernels.color_matrix import FRACTION_BITS, IDENTITY, ColorMatrix, convert_colors_reference
 from energon_dali.kernels.normalization import Normalization, values_of_levels
 
 from tests.kernels.comparisons.poison import poisons
@@ -49,7 +47,7 @@ def compare(device: str, *, sampled: bool = False) -> int:
                 wanted = convert_colors_reference(frames, coefficients, dtype, channels_first)
                 for poison in poisons(dtype == torch.uint8):
                     result = torch.full_like(wanted, poison)
-                    convert_colors_triton(frames, coefficients, values, result, channels_first)
+                    convert_colors_triton(frames, coefficients, values, result, channels_first, FRACTION_BITS)
                     assert torch.equal(result, wanted), (shape, dtype, channels_first)
                     count += 1
     return count + _compare_a_wide_frame(device)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from energon_dali.kernels.color_quantize import Palette
-from energon_dali.kernels.color_quantize.reference import color_quantize_reference
+from energon_dali.kernels.color_quantize import Palette, color_quantize_reference
 
 
 def compare(device: str) -> int:

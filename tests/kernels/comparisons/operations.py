@@ -55,7 +55,7 @@ def backend(name: str) -> Iterator[None]:
     """Has the operations run on one backend, whatever the device."""
     with contextlib.ExitStack() as stack:
         for operation in OPERATIONS:
-            place = f"energon_dali.kernels.{operation}.operation.backend_for"
+            place = f"energon_dali.kernels.{operation}.backend_for"
             stack.enter_context(mock.patch(place, return_value=name))
         if not torch.cuda.is_available():
             stack.enter_context(mock.patch("torch.cuda.device", return_value=contextlib.nullcontext()))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import torch
-from energon_dali.kernels.pack_tokens import place_sequences
-from energon_dali.kernels.pack_tokens.reference import pack_tokens_reference
-from energon_dali.kernels.pack_tokens.rows import segments_of
+from energon_dali.kernels.pack_tokens import pack_tokens_reference, place_sequences, segments_of
 
 CASES = [([0], 3), ([1], 1), ([3, 4, 0, 5, 5, 1], 9), ([1023, 1, 1025, 1024], 2049), ([0, 7, 0, 7, 0], 7), ([5], 1300)]
 """Lengths and row length: nothing, one token, full rows, around a block of 1024, long padding."""

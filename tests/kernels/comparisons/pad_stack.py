@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 from energon_dali.kernels.normalization import Normalization, values_of_levels
-from energon_dali.kernels.pad_stack.reference import pad_stack_reference
+from energon_dali.kernels.pad_stack import pad_stack_reference
 
 from tests.kernels.comparisons.poison import poisons
 from tests.kernels.ragged import SIZES, images_of

@@ -6,8 +6,7 @@ from unittest import mock
 
 import torch
 from energon_dali.kernels.normalization import Normalization, values_of_levels
-from energon_dali.kernels.patchify.patches import Grid, token_starts
-from energon_dali.kernels.patchify.reference import patchify_reference
+from energon_dali.kernels.patchify import Grid, patchify_reference, token_starts
 
 from tests.kernels.comparisons.poison import poisons
 from tests.kernels.ragged import SIZES, images_of
@@ -35,7 +34,8 @@ def compare(device: str, *, sampled: bool = False) -> int:
     for number, (case, channels, patch_size, times) in enumerate(CASES):
         sizes = SIZES[case]
         clips = images_of(sizes, channels, device, frames=1 + case % 3)
-        starts = token_starts([Grid.of(clip, patch_size, times) for clip in clips])
+        grids = [Grid.of(clip, patch_size, times) for clip in clips]
+        starts = token_starts(grids)
         shape = (starts[-1], channels * times * patch_size**2)
         numbers = Normalization((0.485,) * channels, tuple(0.2 + 0.03 * c for c in range(channels)))
         for kind, dtype in enumerate((torch.uint8, torch.float32, torch.float16, torch.bfloat16)):
@@ -52,7 +52,7 @@ def compare(device: str, *, sampled: bool = False) -> int:
                 tokens = torch.full_like(wanted[0], poison)
                 positions = torch.full_like(wanted[1], -1)  # no position is negative
                 with mock.patch.object(kernel, "WIDE_BYTES", 0 if dtype == torch.float16 else kernel.WIDE_BYTES):
-                    cu_seqlens = patchify_triton(clips, patch_size, times, values, tokens, positions)
+                    cu_seqlens = patchify_triton(clips, grids, patch_size, times, values, tokens, positions)
                 assert torch.equal(tokens, wanted[0]), (sizes, dtype)
                 assert torch.equal(positions, wanted[1]), (sizes, dtype)
                 assert cu_seqlens.tolist() == starts, (sizes, dtype)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from energon_dali import CaptioningSample, CrudeSample
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.decode.dali.tolerance import CPU_BILINEAR, explain_difference
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.tasks.captioning.rows import IGNORED, CaptioningBatch, EncodedCaption, lay_rows, packed_causal_mask
 from energon_dali.tasks.captioning.task import images_of
 from energon_dali.tasks.captioning.task_encoder import PackedCaptioningTaskEncoder, cook_caption
 from tests.datasets.oracle import check_resume
+from tests.decode.tolerance import CPU_BILINEAR, explain_difference
 from tests.tasks.captioning.captions import SIZES, TOKENIZER, cropped, encoded, encoder, packed_dataset, two_datasets
 
 PATCH = SIZES["patch_size"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from energon_dali.decode.dali.tolerance import Tolerance, explain_difference
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.tasks.vision.igpt import ImageGPTDataConfig, ImageGPTDataModule
 from energon_dali.tasks.vision.igpt.cifar_archive import md5_of, read_archive
+from tests.decode.tolerance import Tolerance, explain_difference
 from tests.tasks.igpt.archives import CLASSES, write_archive
 from tests.tasks.walkthrough.pixels.cifar import SmallCIFAR10
 

@@ -7,8 +7,8 @@ import functools
 import os
 from pathlib import Path
 
-from energon_dali.decode.dali.runtime.library import load_backend
-from energon_dali.decode.formats.registry import FORMATS
+from energon_dali.decode.dali.runtime.device import load_backend
+from energon_dali.decode.formats import FORMATS
 from energon_dali.decode.interface import Route
 
 _REGIONS_INTERPOLATE_FROM = (13, 2)

@@ -2,7 +2,7 @@
 
 Most results of the CPU are finished here: resampled, flipped, normalised and in their layout. numpy and torch take less
 time for this than DALI's operators: decoded and finished, crops of 224 pixels take 0.6 of the CPU time, 0.44 with
-bicubic, and uint8 at full size 0.92 (`python -m benchmarks.finishing`). The arithmetic is that of `decode.pil`; only
+bicubic, and uint8 at full size 0.92 (`python -m benchmarks.finishing`). The arithmetic is that of `decode.images`; only
 resampling differs, by rounding.
 """
 
@@ -30,19 +30,20 @@ from energon_dali.decode.dali.runtime.blocks import (
     host_threads,
     split_block,
 )
+from energon_dali.decode.dali.runtime.device import load_backend
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
-from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
+from energon_dali.decode.dali.runtime.pipeline import Pipeline
+from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.geometry import Geometry, handle_geometry
+from energon_dali.decode.geometry import Geometry, handle_geometry, upright_size
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
+from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import DecodeError
 from energon_dali.shards.storage.local import LEAST_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.decode.front_ends import VisionInput
-    from energon_dali.decode.spec import ImageSpec
 
 _MOST_BYTES = RESULT_BYTES // 4
 """Larger results do not get memory that is used again."""
@@ -164,29 +165,22 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
     rows: list[tuple[float, ...]] = []
     for handle, geometry in zip(batch.handles, batch.geometries, strict=True):
         if geometry is None:
-            turned = graph.upright and handle.orientation >= 5
-            geometry = Geometry.whole(*((handle.width, handle.height) if turned else (handle.height, handle.width)))
+            geometry = Geometry.whole(*upright_size(handle))
         top, left, height, width = geometry.window
         box_top, box_left = geometry.top - top, geometry.left - left
         bottom, right = min(box_top + geometry.height, height), min(box_left + geometry.width, width)
         size = (geometry.out_height, geometry.out_width)
         rows.append((top, left, height, width, box_top, box_left, bottom, right, *size, geometry.flip))
     table = np.array(rows, np.float64)  # float64[n, 11]
-    columns = {
-        "start": (0, 2, np.int32),
-        "shape": (2, 4, np.int32),
-        "roi_start": (4, 6, np.float32),
-        "roi_end": (6, 8, np.float32),
-        "size": (8, 10, np.float32),
+    columns: dict[str, tuple[slice | int, type[np.generic]]] = {
+        "start": (slice(0, 2), np.int32),
+        "shape": (slice(2, 4), np.int32),
+        "roi_start": (slice(4, 6), np.float32),
+        "roi_end": (slice(6, 8), np.float32),
+        "size": (slice(8, 10), np.float32),
+        "mirror": (10, np.int32),
     }
-    arrays: dict[str, NDArray[Any]] = {}
-    for name in names:
-        if name == "mirror":
-            arrays[name] = table[:, 10].astype(np.int32)
-        else:
-            first, last, dtype = columns[name]
-            arrays[name] = np.ascontiguousarray(table[:, first:last], dtype)
-    return arrays
+    return {name: np.ascontiguousarray(table[:, columns[name][0]], columns[name][1]) for name in names}
 
 
 def take_results(images: Any, graph: ImageGraph, batch: ImageBatch, num_threads: int, stream: Any = None) -> list[Any]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from energon_dali.decode.dali.images.codecs import decodes_regions
-from energon_dali.decode.dali.runtime.library import load_dali
+from energon_dali.decode.dali.runtime.device import load_dali
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
+from energon_dali.decode.geometry import Geometry
+from energon_dali.decode.interface import MediaHandle
 from energon_dali.decode.operations import (
     CenterCrop,
+    GeometricOperation,
     HorizontalFlip,
     Interpolation,
     RandomCrop,
@@ -23,12 +26,7 @@ from energon_dali.decode.operations import (
     Resize,
     crops_resized,
 )
-
-if TYPE_CHECKING:
-    from energon_dali.decode.geometry import Geometry
-    from energon_dali.decode.interface import MediaHandle
-    from energon_dali.decode.operations import GeometricOperation
-    from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec
+from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec
 
 _GRAY_WEIGHTS = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 """PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and
@@ -184,15 +182,18 @@ def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, opt
         graph: What to produce.
         options: Where and how it is decoded.
     """
-    fn = load_dali().fn
+    dali = load_dali()
+    fn, types = dali.fn, dali.types
 
     image = _decode(encoded, arguments, graph, options)
     if graph.mode == "L":
-        image = _gray(image)
+        image = fn.coord_transform(image, M=_GRAY_WEIGHTS, T=[0.0], dtype=types.UINT8)
     if graph.resamples:
         roi = {name: arguments[name] for name in ("roi_start", "roi_end") if name in arguments}
         size = arguments["size"] if graph.size is None else [float(side) for side in graph.size]
-        image = fn.resize(image, size=size, interp_type=_interpolation(graph), antialias=graph.antialias, **roi)
+        kinds = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
+        kind = kinds[graph.interpolation]
+        image = fn.resize(image, size=size, interp_type=kind, antialias=graph.antialias, **roi)
     return _finish(image, arguments.get("mirror"), graph)
 
 
@@ -224,13 +225,6 @@ def decodes_whole(pipeline: PipelineOptions) -> bool:
     return pipeline.device.kind == "gpu" and not decodes_regions(pipeline.tuning.jpeg_fancy_upsampling)
 
 
-def _gray(image: Any) -> Any:
-    dali = load_dali()
-    fn, types = dali.fn, dali.types
-
-    return fn.coord_transform(image, M=_GRAY_WEIGHTS, T=[0.0], dtype=types.UINT8)
-
-
 def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
     """Returns the image with its flip, alpha channel, dtype and layout."""
     dali = load_dali()
@@ -259,13 +253,6 @@ def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
         if graph.dtype != "uint8":
             image = fn.lookup_table(image, keys=list(range(256)), values=_UNIT_VALUES, dtype=narrow)
     return fn.squeeze(image, axes=[2]) if graph.layout == "HW" else image
-
-
-def _interpolation(graph: ImageGraph) -> Any:
-    types = load_dali().types
-
-    kinds = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
-    return kinds[graph.interpolation]
 
 
 def _crops(operations: tuple[GeometricOperation, ...]) -> bool:

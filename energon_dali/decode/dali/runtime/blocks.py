@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
 from energon_dali.samples.transfer import map_tensors
@@ -35,8 +34,6 @@ RESULTS = ReusedBuffers(RESULT_BYTES)
 """That memory."""
 NUM_THREADS = 2
 """Threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, and finishing images."""
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
 
 
 class StreamFuture(Future[list[Outcome]]):
@@ -317,18 +314,16 @@ def release_unused() -> None:
 
 def host_threads() -> ThreadPoolExecutor:
     """Returns the threads, which are started when they are first needed."""
+    return _pool
+
+
+def _make_pool() -> None:
+    """Also after a fork: the threads exist only in the parent."""
     global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="energon-dali-pil")
-        return _pool
+    _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="energon-dali-pil")
 
 
-def _forget_threads() -> None:
-    """After a fork: they exist only in the parent."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
+_pool: ThreadPoolExecutor
+_make_pool()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_make_pool)

@@ -25,10 +25,9 @@ from energon_dali.decode.dali.runtime.blocks import (
     seal,
     work_stream,
 )
-from energon_dali.decode.dali.runtime.device import Device, Media, use_device
+from energon_dali.decode.dali.runtime.device import Device, Media, call_before_dali_exits, use_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
-from energon_dali.decode.dali.runtime.library import Pipeline, call_before_dali_exits
-from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, build_pipeline
+from energon_dali.decode.dali.runtime.pipeline import Pipeline, PipelineOptions, build_pipeline
 from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from energon_dali.decode.dali.runtime.device import Device, DeviceOption
-from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
+from energon_dali.decode.dali.runtime.device import Device, DeviceOption, load_dali
 from energon_dali.decode.dali.tuning import DaliTuning
 
 _MAX_CPU_THREADS = 32
+
+
+class Pipeline(Protocol):
+    """The methods of `nvidia.dali.Pipeline` that are used here; for one thread at a time."""
+
+    def feed_input(self, data_node: str, data: Any) -> None:
+        """Sets an input for one run; with no_copy the caller keeps the data alive until the outputs are there."""
+
+    def schedule_run(self) -> None:
+        """Starts a run and returns."""
+
+    def outputs(self, cuda_stream: Any = None) -> tuple[Any, ...]:
+        """Waits for the oldest run and returns its TensorLists; raises RuntimeError if it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

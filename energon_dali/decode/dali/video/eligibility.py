@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
-from energon_dali.kernels.color_matrix import STANDARDS
-
-if TYPE_CHECKING:
-    from energon_dali.decode.clips import ClipsHandle
 
 _CONTAINERS = frozenset({"matroska", "webm", "mov", "mp4"})
 """Not AVI: DALI's demuxer ends the process (SIGSEGV) on broken files and miscounts the frames of good ones."""
@@ -69,7 +66,7 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal:
     if not handle.uniform_frames:
         return False
     try:
-        return handle.find_colour().matrix in STANDARDS
+        return handle.find_colour().matrix != "rgb"
     except DecodeError:
         return False
 

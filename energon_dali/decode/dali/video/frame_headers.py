@@ -1,20 +1,24 @@
-"""Reads the size and pixel format that each frame of a video declares, without decoding frames.
+"""Finds out whether all frames of a video have one size and format, from its headers, without decoding frames.
 
 DALI (2.4.0) takes both from the container. If a frame is smaller, or has smaller chroma planes, DALI's CPU decoder
 reads past their ends: one file gives frames of random memory or ends the process (SIGSEGV). So each frame is compared
 with what the container alone says, which FFmpeg's probing would replace.
 
-Sources: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2 and annex B.
+H.264, HEVC, MPEG-4 and AV1 store the size of frames in units that may be repeated, and changed, anywhere in the media
+stream. Files that change it must not reach DALI either.
+
+Sources: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2 and annex B; ITU-T H.264 7.4.1, ITU-T H.265 7.4.2.2,
+ISO/IEC 14496-2 6.3.2, AV1 bitstream specification 5.3.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from energon_dali.av.container import translated_errors
+from energon_dali.av.key_packets import find_length_size, find_units
 from energon_dali.av.media_source import MemoryReader
-from energon_dali.decode.dali.video.parameter_sets import CODECS_WITH_PARAMETERS, keeps_parameters
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.formats.jpeg import read_jpeg
 from energon_dali.demuxers import open_container
@@ -33,6 +37,13 @@ _JPEG_FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xd8]")
 """Marker that starts a frame or another image."""
 _WITHOUT_DECODERS = {"codec_whitelist": "none"}
 """Keeps FFmpeg from reading frames, so that sizes are those of the container."""
+CODECS_WITH_PARAMETERS = frozenset({"h264", "hevc", "mpeg4", "av1"})
+"""FFmpeg's names of the codecs that `keeps_parameters` can check."""
+
+_H264_SPS = 7
+_HEVC_SPS = 33
+_MPEG4_LAYERS = range(0x20, 0x30)
+_AV1_SEQUENCE_HEADER = 1
 
 
 def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: FrameShape) -> bool:
@@ -82,11 +93,6 @@ def _read_vp8(packet: memoryview) -> Iterator[FrameHeader | None]:
     if bytes(packet[3:6]) != b"\x9d\x01\x2a":
         raise IrregularHeaderError
     yield (packet[6] | packet[7] << 8) & 0x3FFF, (packet[8] | packet[9] << 8) & 0x3FFF, "yuv420p", 0
-
-
-def _read_vp9(packet: memoryview) -> Iterator[FrameHeader | None]:
-    for frame in _split_superframe(packet):
-        yield _read_vp9_frame(frame)
 
 
 def _split_superframe(packet: memoryview) -> Iterator[memoryview]:
@@ -173,6 +179,67 @@ class _Bits:
 
 _READERS: dict[str, Callable[[memoryview], Iterator[FrameHeader | None]]] = {
     "vp8": _read_vp8,
-    "vp9": _read_vp9,
+    "vp9": lambda packet: map(_read_vp9_frame, _split_superframe(packet)),
     "mjpeg": _read_mjpeg,
 }
+
+
+def keeps_parameters(codec: str, extradata: bytes | None, packets: Iterable[memoryview]) -> bool:
+    """Returns whether every unit that sets the size of frames is also in the header of the media stream.
+
+    Args:
+        codec: One of CODECS_WITH_PARAMETERS.
+        extradata: The decoder configuration of the container; without it the answer is no.
+        packets: All packets of the media stream, in any order.
+    """
+    if not extradata:
+        return False
+    length_size = find_length_size(codec, extradata)
+    find = {"mpeg4": _find_mpeg4_layers, "av1": _find_av1_headers}.get(codec)
+    count = 0
+    for packet in packets:
+        count += 1
+        units = find(packet) if find is not None else _find_sets(codec, packet, length_size)
+        if any(unit not in extradata for unit in units):
+            return False
+    return count > 0
+
+
+def _find_sets(codec: str, packet: memoryview, length_size: int) -> Iterator[bytes]:
+    for start, stop in find_units(packet, length_size):
+        first = packet[start]
+        kind = first & 31 if codec == "h264" else first >> 1 & 63
+        if kind == (_H264_SPS if codec == "h264" else _HEVC_SPS):
+            yield bytes(packet[start:stop]).rstrip(b"\0")
+
+
+def _find_mpeg4_layers(packet: memoryview) -> Iterator[bytes]:
+    content = bytes(packet)
+    at = content.find(b"\0\0\1")
+    while at >= 0 and at + 3 < len(content):
+        after = content.find(b"\0\0\1", at + 3)
+        if content[at + 3] in _MPEG4_LAYERS:
+            yield content[at : after if after >= 0 else len(content)]
+        at = after
+
+
+def _find_av1_headers(packet: memoryview) -> Iterator[bytes]:
+    at = 0
+    while at < len(packet):
+        header = packet[at]
+        at += 2 if header & 4 else 1
+        size = len(packet) - at
+        if header & 2:
+            size, shift = 0, 0
+            while True:
+                byte = packet[at]
+                at += 1
+                size |= (byte & 0x7F) << shift
+                shift += 7
+                if not byte & 0x80:
+                    break
+                if shift > 28:
+                    return
+        if header >> 3 & 15 == _AV1_SEQUENCE_HEADER:
+            yield bytes(packet[at : at + size])
+        at += size

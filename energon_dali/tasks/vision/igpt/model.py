@@ -16,8 +16,7 @@ import torch
 from torch.nn import functional
 
 from energon_dali.errors import ConfigError
-from energon_dali.kernels.color_quantize import Palette, color_quantize
-from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
+from energon_dali.kernels.color_quantize import UNITS_PER_LEVEL, Palette, color_quantize
 from energon_dali.tasks.task import Prefix, TaskTransformer
 from energon_dali.tasks.vision.igpt.samples import SamplesCallback
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.kernels.color_quantize import Palette, color_quantize
-from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
+from energon_dali.kernels.color_quantize import UNITS_PER_LEVEL, Palette, color_quantize
 from energon_dali.plan.rng import mix, mix_arrays
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.storage.atomic_file import write_atomically

@@ -13,8 +13,7 @@ from energon_dali.decode.dali.images import codecs, graph
 from energon_dali.decode.dali.images.engine import DaliImageEngine, take_values
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_pipeline
 from energon_dali.decode.dali.runtime.blocks import DeviceMemory
-from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.runtime.library import load_dali
+from energon_dali.decode.dali.runtime.device import Device, load_dali
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.geometry import handle_geometry

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, HorizontalFlip, RandomResizedCrop, screen_image
-from energon_dali.decode.dali.images.dali_reader import DaliReader
-from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
+from energon_dali.decode.dali.images.dali_reader import DaliReader, ReaderRow, write_index_files
 from energon_dali.errors import ConfigError, ShardError
 from tests.decode.sample_images import broken_images, sample_images
 
@@ -122,7 +121,7 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_no_crash(shards: 
     code = f"""
 import os
 from energon_dali.decode import DaliDecoder
-from energon_dali.decode.dali.images.index_file import ReaderRow
+from energon_dali.decode.dali.images.dali_reader import ReaderRow
 from energon_dali.decode.dali.images.dali_reader import DaliReader
 from energon_dali.errors import ShardError
 rows = [ReaderRow(0, (extent,)) for extent in {[row.extents[0] for row in rows[:10]]}] * 40

@@ -18,9 +18,8 @@ from energon_dali.decode.dali import close_engines, memory_use, release_memory
 from energon_dali.decode.dali.images.engine import DaliImageEngine, split_memory
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.runtime.blocks import DeviceMemory, split_block
-from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.dali.runtime.engine import engine_for
-from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from tests.decode.sample_images import sample_images
 from tests.running_time import wait_until

@@ -26,11 +26,11 @@ from energon_dali.decode.dali.images import engine
 from energon_dali.decode.dali.images.engine import finish_images
 from energon_dali.decode.dali.images.graph import can_finish
 from energon_dali.decode.dali.runtime.blocks import NUM_THREADS, RESULTS, host_threads
-from energon_dali.decode.dali.tolerance import CPU_BY_TORCH, explain_difference
 from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.shards.storage.local import ReusedBuffers
 from tests.decode.sample_images import encode, photograph, sample_images
+from tests.decode.tolerance import CPU_BY_TORCH, explain_difference
 
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RESAMPLED: dict[str, list[Any]] = {

@@ -20,7 +20,9 @@ from energon_dali.decode import (
     Resize,
     SampleDecoder,
 )
-from energon_dali.decode.dali.tolerance import (
+from energon_dali.decode.geometry import handle_geometry
+from tests.decode.sample_images import encode, photograph, sample_images
+from tests.decode.tolerance import (
     CPU_BICUBIC,
     CPU_BILINEAR,
     EXACT,
@@ -28,8 +30,6 @@ from energon_dali.decode.dali.tolerance import (
     Tolerance,
     explain_difference,
 )
-from energon_dali.decode.geometry import handle_geometry
-from tests.decode.sample_images import encode, photograph, sample_images
 from tests.part import sampled
 
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -12,7 +12,7 @@ import torch
 from energon_dali.decode import DaliDecoder
 from energon_dali.decode.dali.images.engine import take_values
 from energon_dali.decode.dali.runtime.blocks import count_bytes
-from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.decode.dali.runtime.device import load_backend
 from tests.fake_cuda import TensorListGPU
 
 SHAPES = {"one": [(3, 4, 5)], "equal": [(3, 4, 5)] * 3, "ragged": [(3, 4, 5), (3, 2, 7), (3, 1, 1)]}

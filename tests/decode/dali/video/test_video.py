@@ -21,15 +21,14 @@ from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
-from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
-from energon_dali.decode.dali.video.engine import DaliVideoEngine, take_frames
-from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
+from energon_dali.decode.dali.video.engine import DaliVideoEngine, VideoGraph, find_correction, take_frames
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
 from energon_dali.samples.kinds import Clips
 from tests.av.corpus import VIDEOS, VideoRecipe, encode_video, video_file
 from tests.decode.dali.video.uneven_videos import UNEVEN, uneven_video
+from tests.decode.tolerance import CLIPS, explain_difference
 
 EXACT_FLAGS: Any = 0x2 | 0x2000 | 0x40000
 """What DALI's conversion is equal to, bit for bit: swscale's BILINEAR, FULL_CHR_H_INT and ACCURATE_RND. PyAV 17 names

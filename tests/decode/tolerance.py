@@ -1,4 +1,4 @@
-"""How far the values of two backends may differ: one policy for tests and users.
+"""How far the values of two backends may differ: one policy for all tests.
 
 DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/images/test_operations.py, test_finish.py):
 

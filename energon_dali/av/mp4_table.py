@@ -8,15 +8,15 @@ instead.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_dali.av.frame_index import NO_TIME, Int64s, PacketTable
+from energon_dali.av.key_packets import find_encoder_note, find_length_size, is_clean_start, is_hidden
 from energon_dali.av.media_source import view_bytes
-from energon_dali.av.video.key_packets import find_encoder_note, find_length_size, is_clean_start, is_hidden
+from energon_dali.av.mp4_screen import find_boxes, track_number
 
 if TYPE_CHECKING:
     from energon_dali.av.container import MediaFile
@@ -64,43 +64,23 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
 
 def _track_boxes(data: memoryview, track: int) -> dict[bytes, bytes] | None:
     """Returns the contents of the boxes of a track by type; None if it is missing, or the file has fragments."""
-    for kind, content in _boxes(data):
+    for kind, start, stop in find_boxes(data, 0, len(data)):
         if kind == b"moov":
-            tracks = [dict(_inner_boxes(inner)) for name, inner in _boxes(content) if name == b"trak"]
-            if any(name == b"mvex" for name, _ in _boxes(content)):
+            inside = list(find_boxes(data, start, stop))
+            if any(name == b"mvex" for name, _, _ in inside):
                 return None
-            return next((boxes for boxes in tracks if _track_number(boxes.get(b"tkhd", b"")) == track), None)
+            tracks = [dict(_inner_boxes(data, first, last)) for name, first, last in inside if name == b"trak"]
+            return next((boxes for boxes in tracks if track_number(boxes.get(b"tkhd", b"")) == track), None)
     return None
 
 
-def _track_number(header: bytes) -> int:
-    """Returns the track number in a `tkhd` box, -1 if it is truncated."""
-    at = 20 if header[:1] == b"\1" else 12
-    return int.from_bytes(header[at : at + 4], "big") if len(header) >= at + 4 else -1
-
-
-def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Yields (type, content) of the consecutive boxes in `data`; stops at a malformed one."""
-    at = 0
-    while at + 8 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, at)
-        header = 8
-        if size == 1 and at + 16 <= len(data):
-            size, header = struct.unpack_from(">Q", data, at + 8)[0], 16
-        size = size or len(data) - at
-        if size < header or at + size > len(data):
-            return
-        yield kind, data[at + header : at + size]
-        at += size
-
-
-def _inner_boxes(data: memoryview) -> Iterator[tuple[bytes, bytes]]:
+def _inner_boxes(data: memoryview, start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
     """Yields (type, content) of the needed boxes inside a track, at any depth."""
-    for kind, content in _boxes(data):
+    for kind, first, last in find_boxes(data, start, end):
         if kind in _NESTED:
-            yield from _inner_boxes(content)
+            yield from _inner_boxes(data, first, last)
         elif kind in (b"tkhd", b"stts", b"ctts", b"elst"):
-            yield kind, bytes(content)
+            yield kind, bytes(data[first:last])
 
 
 def _expand(content: bytes, count: int, dtype: str) -> Int64s | None:

@@ -8,26 +8,27 @@ packets are decoded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.av.audio.index import AudioIndex, find_spans
-from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, read_channels, select
+from energon_dali.av.audio_index import AudioIndex, find_spans
+from energon_dali.av.audio_packets import CUT, HEAD, decode_frames, decode_numbered, demux, read_channels, select
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.media_source import view_bytes
-from energon_dali.av.video.mp4_table import DISCARDED
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.mp4_table import DISCARDED
+from energon_dali.av.stream_facts import StreamFacts
+from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.packet import Packet
 
-    from energon_dali.av.stream_facts import StreamFacts
 
 _HEAD_PACKETS = 8
 """Packets to decode at the start: encoder delay covers a few, and the following ones must match the prediction."""
@@ -207,17 +208,17 @@ def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[in
     context = select(file, container, facts.position)
     numbers = {(seen.pts[number], seen.sizes[number]): number for number in range(first, len(seen.pts))}
     tail, reached = _Packets(), []
-    try:
-        container.seek(seen.pts[first], stream=container.streams[facts.position])
+
+    def packets() -> Iterator[tuple[int, Packet[Any]]]:
         for packet in demux(file, facts.position):
             number = numbers.get((packet.pts or 0, packet.size))
-            if number is None:
-                continue
-            reached.append(number)
-            packet.opaque = number
-            for frame in decode_frames(context, packet):
-                tail.note(frame)
-        for frame in decode_frames(context, None):
+            if number is not None:
+                reached.append(number)
+                yield number, packet
+
+    try:
+        container.seek(seen.pts[first], stream=container.streams[facts.position])
+        for frame in decode_numbered(context, packets()):
             tail.note(frame)
     except (FFmpegError, EOFError):  # not every format can seek, and some need an index, which a file may lack
         return None
@@ -234,13 +235,14 @@ def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -
     # them.
     context = select(file, file.rewind(), facts.position)
     seen = _Packets()
-    for number, packet in enumerate(demux(file, facts.position, tolerant=tolerant)):
-        seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
-        seen.sizes.append(packet.size)
-        packet.opaque = number
-        for frame in decode_frames(context, packet, tolerant=tolerant):
-            seen.note(frame)
-    for frame in decode_frames(context, None, tolerant=tolerant):
+
+    def packets() -> Iterator[tuple[int, Packet[Any]]]:
+        for number, packet in enumerate(demux(file, facts.position, tolerant=tolerant)):
+            seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
+            seen.sizes.append(packet.size)
+            yield number, packet
+
+    for frame in decode_numbered(context, packets(), tolerant=tolerant):
         seen.note(frame)
     given = np.array([seen.given.get(number, 0) for number in range(len(seen.pts))], np.int64)
     return _build(seen, given, facts, proven=True)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
-from energon_dali.av.video.key_packets import (
+from energon_dali.av.key_packets import (
     EMPTY_PICTURE_BYTES,
     find_encoder_note,
     find_length_size,
     is_clean_start,
     is_hidden,
 )
-from energon_dali.av.video.mp4_table import read_sample_tables
-from energon_dali.av.video.packet_decoder import RESTAMPED, Mark, read_mark
+from energon_dali.av.mp4_table import read_sample_tables
+from energon_dali.av.packet_decoder import RESTAMPED, Mark, read_mark
+from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.av.stream_facts import StreamFacts
 
 Damaged = Literal["error", "partial"]
 
@@ -84,7 +82,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     container = file.rewind()
     stream: Any = container.streams[facts.position]
     file.select(stream)
-    deadline = file.deadline()
+    check_time = file.deadline()
     extradata = stream.codec_context.extradata
     length_size = find_length_size(facts.codec, extradata)
     note = b""
@@ -93,7 +91,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     rows: list[list[int]] = []
     for count, packet in enumerate(demux_stream(container, stream, tolerant=tolerant)):
         if not count & 63:
-            deadline.check()
+            check_time()
         if count > file.limits.max_packets:
             raise DecodeError(
                 f"The video has more packets than AVLimits(max_packets={file.limits.max_packets}) allows",
@@ -268,14 +266,14 @@ def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
     container = file.rewind()
     stream: Any = container.streams[facts.position]
     file.select(stream)
-    deadline = file.deadline()
+    check_time = file.deadline()
     count, seen, last = 0, 0, -1
     try:
         # FFmpeg's filter reorders the numbers by the picture order counts of H.264 and HEVC.
         ordered = None if facts.codec == "mpeg4" else BitStreamFilterContext("dts2pts", stream)
         for packet in demux_stream(container, stream):
             if not count & 63:
-                deadline.check()
+                check_time()
             if packet.size:
                 packet.dts, packet.pts, packet.duration = count, None, 1
                 count += 1

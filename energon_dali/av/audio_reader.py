@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.range_decoder import AudioRange, IndexWrongError, RangeDecoder
-from energon_dali.av.audio.resample import AudioFormat, resample_part
-from energon_dali.av.audio.scan import scan_audio
+from energon_dali.av.audio_index import AudioIndex
+from energon_dali.av.audio_packets import AudioRange, IndexWrongError, RangeDecoder
+from energon_dali.av.audio_resample import AudioFormat, resample_part
+from energon_dali.av.audio_scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import ConfigError, DecodeError
 
 Samples = npt.NDArray[Any]
@@ -83,10 +83,7 @@ class AudioReader:
             DecodeError: The file cannot be read.
         """
         key = ("audio_index", self.damaged)
-        if key not in self.file.cache:
-            self.file.cache[key] = scan_audio(self.file, self.facts, damaged=self.damaged)
-        index: AudioIndex = self.file.cache[key]
-        return index
+        return self.file.found(key, lambda: scan_audio(self.file, self.facts, damaged=self.damaged))
 
     @property
     def sample_rate(self) -> int:
@@ -102,16 +99,6 @@ class AudioReader:
     def num_samples(self) -> int:
         """Number of samples of the whole stream, at `sample_rate`."""
         return self.index.count_at(self._rate(self.index))
-
-    @property
-    def start_seconds(self) -> float:
-        """When the first sample is heard."""
-        return self.index.start_seconds
-
-    @property
-    def layout(self) -> str:
-        """FFmpeg's name of the channel layout of the stream."""
-        return self.index.layout
 
     def read(self, start: int, stop: int) -> Samples:
         """Returns samples `start` to `stop` (exclusive), counted from 0: [channels, samples], a new array.

@@ -68,7 +68,7 @@ class PacketDecoder:
         self._packets: Iterator[Packet[Any]] = iter(())
         self._held: Packet[Any] | None = None
         self._offsets = index.packets.offsets
-        self._deadline = file.deadline()
+        self._check_time = file.deadline()
         self._stream: Any = None
         self._packet_at: dict[Any, int] | None = None
         if facts.codec in RESTAMPED:
@@ -133,7 +133,7 @@ class PacketDecoder:
             if to_end and not numbers:
                 break
             if not number & 15:
-                self._deadline.check()
+                self._check_time()
         try:
             frames = context.decode(None)
         except FFmpegError:

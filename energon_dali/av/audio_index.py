@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.frame_index import Int64s
-from energon_dali.errors import ConfigError
+from energon_dali.av.frame_index import Int64s, check_range
 
 GAP_SECONDS = 0.01
 """A packet further than this from the end of the samples before it starts a new span. Matroska rounds times to 1 ms."""
@@ -86,7 +85,7 @@ class AudioIndex:
         Raises:
             ConfigError: The range is reversed or contains NaN.
         """
-        check_range(start, end, "seconds")
+        check_range(start, end, "seconds", end_is="excluded")
         scale = 1.0 if rate is None else rate / self.rate
         total = self.count_at(rate)
         if start == math.inf or end == -math.inf:
@@ -113,7 +112,7 @@ class AudioIndex:
         Raises:
             ConfigError: The range is reversed or contains NaN.
         """
-        check_range(start, stop, "samples")
+        check_range(start, stop, "samples", end_is="excluded")
         total = self.count_at(rate)
         if start == math.inf or stop == -math.inf:
             return None
@@ -124,19 +123,6 @@ class AudioIndex:
     def count_at(self, rate: int | None) -> int:
         """Returns the number of samples of the whole stream at a rate; the first keeps its time."""
         return len(self) if rate is None else len(self) * rate // self.rate
-
-
-def check_range(start: float, end: float, unit: str) -> None:
-    """Checks that a range begins before it ends.
-
-    Raises:
-        ConfigError: The range is reversed, or not made of numbers.
-    """
-    if math.isnan(start) or math.isnan(end) or end < start:
-        raise ConfigError(
-            f"The clip range ({start}, {end}) in {unit} was given. It begins before it ends, and both are numbers. "
-            "Give (start, end) with start <= end."
-        )
 
 
 def find_spans(starts: Int64s, seconds: npt.NDArray[np.float64], rate: int) -> tuple[Int64s, npt.NDArray[np.float64]]:

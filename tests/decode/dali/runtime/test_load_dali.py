@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from energon_dali.decode.dali.runtime import library
+from energon_dali.decode.dali.runtime import device
 
 pytest.importorskip("nvidia.dali")
 
@@ -15,8 +15,8 @@ pytest.importorskip("nvidia.dali")
 def test_buffers_come_from_the_pool_unless_the_user_chose(
     monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
 ) -> None:
-    monkeypatch.setenv(library.POOL_VARIABLE, given or "")  # restored at the end
+    monkeypatch.setenv(device.POOL_VARIABLE, given or "")  # restored at the end
     if given is None:
-        monkeypatch.delenv(library.POOL_VARIABLE)
-    library.load_dali.__wrapped__()
-    assert os.environ[library.POOL_VARIABLE] == expected
+        monkeypatch.delenv(device.POOL_VARIABLE)
+    device.load_dali.__wrapped__()
+    assert os.environ[device.POOL_VARIABLE] == expected

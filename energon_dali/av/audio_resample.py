@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.packets import MOST_PLANES
+from energon_dali.av.audio_index import AudioIndex
+from energon_dali.av.audio_packets import MOST_PLANES
 from energon_dali.errors import ConfigError
 
 MAX_CHANNELS = 8

@@ -1,23 +1,37 @@
-"""Decodes ranges of samples: near the start from the start, elsewhere by seeking if the result is provably the same."""
+"""Reads the packets of an audio stream, and decodes those of a range of samples.
+
+Near the start it decodes from the start, elsewhere after a seek if the result is provably the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.packets import decode_frames, demux, read_channels, start_over
-from energon_dali.av.container import MediaFile
+from energon_dali.av.audio_index import AudioIndex
+from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.scan import Damaged
+from energon_dali.av.video_scan import Damaged
+from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
+    from av.packet import Packet
 
+_COPIED = ("aac", "mp3", "opus", "vorbis", "flac")
+"""Codecs whose decoder can be recreated from the codec's header alone."""
+MOST_PLANES = 7
+"""Most planes of a planar frame: with eight, PyAV 18.1 reads past the end for further ones (SIGSEGV)."""
+HEAD = "audio_head"
+"""Key in `MediaFile.cache` of the first packets: (pts, size, side data on samples to skip)."""
+CUT: Literal["skip_samples"] = "skip_samples"
 Samples = npt.NDArray[Any]
 
 _STATELESS = ("pcm_", "flac", "alac")
@@ -26,6 +40,108 @@ _STATEFUL = ("pcm_dvd",)
 """Exceptions to these: blocks of samples span packets."""
 _WARM_UP_SECONDS = 1.0
 """How long before a range decoding starts. To be bit-exact, MP3 needs 0.15 s and Opus 0.7 s."""
+
+
+def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator[Packet[Any]]:
+    """Yields the packets of a stream from the container's position on, within the limits of the file.
+
+    Raises:
+        DecodeError: It takes too long, or there are too many packets.
+    """
+    check_time, most = file.deadline(), file.limits.max_packets
+    stream = file.container.streams[position]
+    for number, packet in enumerate(demux_stream(file.container, stream, tolerant=tolerant)):
+        if not number & 15:
+            check_time()
+        if number >= most:
+            raise DecodeError(f"The audio has more packets than AVLimits(max_packets={most}) allows", "", ROUTE)
+        if packet.size:
+            yield packet
+
+
+def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = False) -> list[AudioFrame]:
+    """Returns the frames of a packet; None flushes the decoder."""
+    from av.error import FFmpegError
+
+    try:
+        frames: list[AudioFrame] = context.decode(packet)
+    except (FFmpegError, EOFError):
+        if not tolerant:
+            raise
+        return []
+    return frames
+
+
+def decode_numbered(
+    context: Any, packets: Iterable[tuple[int, Packet[Any]]], *, tolerant: bool = False
+) -> Iterator[AudioFrame]:
+    """Yields the frames of numbered packets, each with the number of its packet as `opaque`, to the decoder's last."""
+    for number, packet in packets:
+        packet.opaque = number
+        yield from decode_frames(context, packet, tolerant=tolerant)
+    yield from decode_frames(context, None, tolerant=tolerant)
+
+
+def read_channels(frame: AudioFrame) -> npt.NDArray[Any]:
+    """Returns the samples of a frame, [channels, samples], possibly a view.
+
+    Raises:
+        DecodeError: PyAV cannot convert their type to numpy (64-bit integers).
+    """
+    samples: npt.NDArray[Any]
+    try:
+        if frame.format.is_planar and frame.layout.nb_channels > MOST_PLANES:
+            from av.audio.resampler import AudioResampler
+
+            (frame,) = AudioResampler(format=frame.format.packed.name).resample(frame)
+        samples = frame.to_ndarray()
+    except ValueError as error:
+        raise DecodeError(f"PyAV cannot return its samples: {error}", "", ROUTE) from error
+    return samples if frame.format.is_planar else samples.reshape(frame.samples, -1).T
+
+
+def start_over(file: MediaFile, facts: StreamFacts, *, tolerant: bool = False) -> tuple[Any, Iterator[Packet[Any]]]:
+    """Returns (codec context, packets) of a stream: a new decoder, and all packets from the first on.
+
+    If the start was read before, this seeks there, which is cheaper than reopening the file. Some containers (Matroska,
+    Ogg) then lose how many samples to skip at the start: this is restored.
+    """
+    from av.error import FFmpegError
+
+    head: list[tuple[int | None, int, Any]] = file.cache.get(HEAD, [])
+    if head and head[0][0] is not None and facts.codec in _COPIED:
+        select(file, file.container, facts.position)
+        try:
+            file.container.seek(head[0][0], stream=file.container.streams[facts.position])
+            packets = demux(file, facts.position, tolerant=tolerant)
+            first = list(islice(packets, len(head)))
+        except (FFmpegError, EOFError):
+            first = []
+        if [(packet.pts, packet.size) for packet in first] == [(pts, size) for pts, size, _ in head]:
+            for packet, (_, _, cut) in zip(first, head, strict=True):
+                if cut is not None and not packet.has_sidedata(CUT):
+                    packet.set_sidedata(cut)
+            return _copy_context(file.container.streams[facts.position].codec_context), chain(first, packets)
+    return select(file, file.reopen(), facts.position), demux(file, facts.position, tolerant=tolerant)
+
+
+def _copy_context(context: Any) -> Any:
+    """Returns a new decoder for the same stream, because a flush does not reset noise generators."""
+    import av
+
+    fresh = av.CodecContext.create(context.codec, "r")
+    if context.extradata:
+        fresh.extradata = context.extradata
+    fresh.thread_count = 1
+    fresh.copy_opaque = True
+    return fresh
+
+
+def select(file: MediaFile, container: Any, position: int) -> Any:
+    """Selects a stream, so that only its packets are read from now on, and returns its codec context."""
+    stream = container.streams[position]
+    file.select(stream)
+    return stream.codec_context
 
 
 class IndexWrongError(Exception):
@@ -120,27 +236,26 @@ class RangeDecoder:
         container = self.file.container
         stream = container.streams[position]
         self.file.select(stream)
-        context = stream.codec_context
-        number, span.filled, self._number = -1, 0, -1
-        try:
-            container.seek(int(index.pts[first]), stream=stream)
+        span.filled, self._number = 0, -1
+
+        def packets() -> Iterator[tuple[int, Packet[Any]]]:
+            number = -1
             for packet in demux(self.file, position):
                 number = number + 1 if number >= 0 else _number_of(packet, index, first)
                 if number < 0 or (number > first and index.pts[number] != packet.pts):
-                    return False
-                if number < first:
+                    raise IndexWrongError
+                if number >= first:
+                    yield number, packet
+                else:
                     number = -1
-                    continue
-                packet.opaque = number
-                for frame in decode_frames(context, packet):
-                    self._copy(frame, [span])
+
+        with suppress(FFmpegError, IndexWrongError, EOFError):
+            container.seek(int(index.pts[first]), stream=stream)
+            for frame in decode_numbered(stream.codec_context, packets()):
+                self._copy(frame, [span])
                 if span.filled == span.stop - span.start:
                     return True
-            for frame in decode_frames(context, None):
-                self._copy(frame, [span])
-        except (FFmpegError, IndexWrongError, EOFError):
-            return False
-        return span.filled == span.stop - span.start
+        return False
 
     def _decode_from_start(self, spans: list[AudioRange]) -> None:
         """Decodes from the first packet to the last that a range needs, with a new decoder.
@@ -154,14 +269,10 @@ class RangeDecoder:
         for span in spans:
             span.filled = 0
         last = max(span.stop for span in spans)
-        for number, packet in enumerate(packets):
-            packet.opaque = number
-            for frame in decode_frames(context, packet, tolerant=tolerant):
-                self._copy(frame, spans)
+        for frame in decode_numbered(context, enumerate(packets), tolerant=tolerant):
+            self._copy(frame, spans)
             if self._next >= last and all(span.filled == span.stop - span.start for span in spans):
                 return
-        for frame in decode_frames(context, None, tolerant=tolerant):
-            self._copy(frame, spans)
         if any(span.filled != span.stop - span.start for span in spans):
             raise IndexWrongError
 

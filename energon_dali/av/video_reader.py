@@ -12,9 +12,9 @@ import numpy.typing as npt
 from energon_dali.av.colour import ColourFacts, DecodeScale, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
+from energon_dali.av.packet_decoder import PacketDecoder
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.packet_decoder import PacketDecoder
-from energon_dali.av.video.scan import Damaged, scan_frames
+from energon_dali.av.video_scan import Damaged, scan_frames
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -64,10 +64,7 @@ class VideoReader:
             DecodeError: The file cannot be read.
         """
         key = ("video_index", self.damaged)
-        index: FrameIndex | None = self.file.cache.get(key)
-        if index is None:
-            index = self.file.cache[key] = scan_frames(self.file, self.facts, damaged=self.damaged)
-        return index
+        return self.file.found(key, lambda: scan_frames(self.file, self.facts, damaged=self.damaged))
 
     @property
     def width(self) -> int:
@@ -88,18 +85,18 @@ class VideoReader:
         Raises:
             DecodeError: No frame can be decoded.
         """
-        colours: ColourFacts | None = self.file.cache.get("colours")
-        if colours is None:
-            position = self.facts.position
-            with self.file.opened():
-                container = self.file.rewind()
-                stream: Any = container.streams[position]
-                self.file.select(stream)
-                frame = next(container.decode(stream), None)
-            if frame is None:
-                raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
-            colours = self.file.cache["colours"] = colours_of_frame(frame)
-        return colours
+        return self.file.found("colours", self._find_colours)
+
+    def _find_colours(self) -> ColourFacts:
+        position = self.facts.position
+        with self.file.opened():
+            container = self.file.rewind()
+            stream: Any = container.streams[position]
+            self.file.select(stream)
+            frame = next(container.decode(stream), None)
+        if frame is None:
+            raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
+        return colours_of_frame(frame)
 
     @property
     def rotation(self) -> int:
