@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -65,7 +66,9 @@ class FollowerLoader(SavableDataLoader[T]):
     shares_batches = True
 
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
-        super().__init__(FollowedDataset(dataset.worker_config, asked_as(dataset)), **options)
+        # Files of traces and logs are named after the data-parallel rank, and are the reader's.
+        config = replace(dataset.worker_config, trace_path=None, worker_debug_path=None)
+        super().__init__(FollowedDataset(config, asked_as(dataset)), **options)
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that follow others"
         self._auto = None

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.datasets.followed import asked_as
@@ -48,6 +49,9 @@ class ReaderLoader(SavableDataLoader[T]):
         super().__init__(dataset, **options)
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that read for others"
+        if group.own != group.members[0]:  # those of other nodes: the first ranks of all groups compare
+            self._options = replace(self._options, check_plan=False)
+            self._must_compare = False
         self._course = Course()
         self._count = 0
         batches = self._tree.global_batches
