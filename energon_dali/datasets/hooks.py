@@ -23,6 +23,7 @@ from energon_dali.errors import (
     StoreUnavailableError,
     WorkerError,
 )
+from energon_dali.plan.global_step import unit_of_number
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.task_encoder.context import batch_context, call_in_context, call_in_step, sample_context
 
@@ -337,7 +338,7 @@ class HookRunner:
         start = time.perf_counter()
         try:
             if self._batches is not None and self._outputs is None:
-                step = self._batches.step_of(self._number)
+                step = self._batches.step_of(unit_of_number(self._number))
                 result = call_in_step(step, self._number, self._seed, self._function, self._argument)
             elif self._outputs is None and self._samples_per_batch is None:
                 result = call_in_context(self._number, self._seed, self._function, self._argument)
@@ -406,7 +407,7 @@ def hook_context(
         batches: The global batches, with which the number of the batch is that of the step; None without them.
     """
     if batches is not None:
-        batch = batches.step_of(index)
+        batch = batches.step_of(unit_of_number(index))
     elif samples_per_batch is None:
         return sample_context(index, seed)
     else:

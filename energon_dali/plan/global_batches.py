@@ -13,17 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan.global_step import (
-    BEGINNING,
-    Cursor,
-    MicroBatch,
-    Step,
-    Uneven,
-    deal,
-    part_of,
-    step_size,
-    unit_of_number,
-)
+from energon_dali.plan.global_step import BEGINNING, Cursor, MicroBatch, Step, Uneven, deal, part_of, step_size
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, Base, Over, Schedule, ScheduledBlendPlan, WeightChange
@@ -246,9 +236,8 @@ class GlobalBatchPlan(Plan):
         """Returns the number of the step that a unit belongs to.
 
         Args:
-            unit: A unit from the start on, or the number of a spare of it (see `spare_unit`).
+            unit: A unit from the start on.
         """
-        unit = unit_of_number(unit)
         if self.is_endless:
             return self.start.step + (unit - self.start.unit) // self.step_size
         epoch = self.units.epoch_at(unit) - self._first_epoch

@@ -323,7 +323,7 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
     assert len(caplog.records) == 1
     assert "No batch arrived for" in caplog.text
     assert "in slow_second" in stacks.read_text()  # the worker
-    assert "decode_process/server.py" in stacks.read_text()  # the decode process, which asked the worker
+    assert "decode_process/process.py" in stacks.read_text()  # the decode process, which asked the worker
     failing = loader(
         place(1, 1),
         lengths=[9],
