@@ -112,7 +112,7 @@ def drawn_mixture(
     streams = num_streams if samples_per_step is None else None
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed_offset)
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
-    encoder.cookers = (Cooker(_as_it_is),)
+    encoder.cookers = (Cooker(lambda sample, **stores: sample),)
     allowed = {"allow_imports": allow_imports, "allow_code": allow_code}
     options = DatasetOptions.of_call(
         encoder,
@@ -199,7 +199,3 @@ def _first_draws(
         draws = plan.rows(0, min(per_stream, most), stream).sources
         counts.append([np.bincount(part, minlength=num_datasets) for part in np.array_split(draws, WINDOWS)])
     return np.array(counts).sum(0), np.tile(wanted, (WINDOWS, 1))
-
-
-def _as_it_is(sample: Any, **stores: Any) -> Any:
-    return sample

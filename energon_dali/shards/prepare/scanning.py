@@ -23,10 +23,10 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from energon_dali import __version__
 from energon_dali.errors import ConfigError
@@ -194,7 +194,7 @@ class Journal:
         """Keeps what was found in a shard; a full disk ends the keeping, not the preparation."""
         if self._file is None or scan.error or not scan.version or scan.shard in self._records:
             return
-        content = json.dumps([scan.shard, scan.version]) + "\t" + json.dumps(asdict(scan), default=_encoded)
+        content = json.dumps([scan.shard, scan.version]) + "\t" + json.dumps(scan, default=_plain)
         try:
             self._file.seek(0, os.SEEK_END)
             self._file.write(f"{_digest(content.encode())}\t{content}\n".encode())
@@ -255,8 +255,11 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _encoded(columns: bytes) -> str:
-    return base64.b64encode(columns).decode()
+def _plain(value: Any) -> Any:
+    """Returns what JSON lacks: columns in base64, dataclasses as dicts of their fields."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def open_journal(job: ShardJob) -> Journal | None:
