@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.transfer import attributes_of
 
@@ -154,6 +155,7 @@ def cut_sequence(
     return tensor.index_select(dim, positions.to(tensor.device))
 
 
+@explain_call
 @dataclass(frozen=True)
 class ContextCut:
     """Which fields of a batch context-parallel ranks divide, and how; the other fields stay whole.
