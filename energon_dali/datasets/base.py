@@ -47,15 +47,6 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
     runs_in_rank = False
     """Whether this dataset has to run in the rank's process, because it uses the device or the order of the rank."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        if cls.__abstractmethods__ and cls.__iter__ is not SavableDataset.__iter__:
-            raise TypeError(
-                f"{cls.__name__} defines __iter__, as datasets of Megatron Energon do, and not open. Import "
-                "energon_dali.compat before the class is defined, which gives it what it lacks; or define "
-                f"{', '.join(sorted(cls.__abstractmethods__))}."
-            )
-        return super().__new__(cls)
-
     def __init__(self, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
 

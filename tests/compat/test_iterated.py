@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,24 +164,3 @@ def test_values_of_states() -> None:
     for wrong in ({"~kind": "array", "dtype": "O", "shape": [1], "data": ""}, {"~kind": "x", "data": ""}):
         with pytest.raises(StateError, match="damaged"):
             from_plain(wrong)
-
-
-def test_without_compat_the_error_says_what_to_import() -> None:
-    program = """
-from energon_dali import SavableDataset, WorkerConfig
-
-
-class Pool(SavableDataset):
-    def __iter__(self):
-        yield 1
-
-
-try:
-    Pool(WorkerConfig(rank=0, world_size=1, num_workers=0))
-except TypeError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(
-        "Pool defines __iter__, as datasets of Megatron Energon do, and not open. Import energ"
-    )
