@@ -53,6 +53,7 @@ def test_the_demo_runs_every_decoder_and_shows_a_batch(folder: Path, capsys: pyt
         assert is_of_photographs(folder / name)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("_programs_start_at_once")
 def test_the_users_own_shards_stay_as_they_are(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -166,6 +166,7 @@ def test_a_run_ends_in_a_report_and_a_chart_that_say_what_they_are(
     assert plot.main([str(path), str(tmp_path / "chart.png")]) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("_programs_start_at_once")
 def test_growth_is_drawn_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"

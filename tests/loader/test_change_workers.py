@@ -49,6 +49,7 @@ class Dali(DefaultTaskEncoder[Any, Any, Any, Any]):
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
 
+@pytest.mark.sweep
 def test_twenty_changes_in_an_epoch_change_no_batch_and_no_state(data: Path) -> None:
     still = loader(data, 0, Plain(), virtual_epoch_length=100)
     expected, states = [], []

@@ -115,7 +115,15 @@ def reference(folder: Path) -> Steps:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "batch_size", "num_workers"), [(1, 4, 0), (2, 12, 0), (3, 4, 0), (4, 3, 0), (2, 3, 1), (1, 4, 3)]
+    ("world_size", "batch_size", "num_workers"),
+    [
+        (1, 4, 0),
+        (2, 12, 0),
+        (3, 4, 0),
+        (4, 3, 0),
+        pytest.param(2, 3, 1, marks=pytest.mark.sweep),
+        (1, 4, 3),
+    ],
 )
 def test_steps_do_not_depend_on_the_layout(
     folder: Path, reference: Steps, world_size: int, batch_size: int, num_workers: int

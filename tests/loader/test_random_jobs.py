@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)  # on a busy machine
-@pytest.mark.parametrize("seed", sampled(range(30), 15))
+@pytest.mark.parametrize("seed", sampled(range(30), 30))
 def test_a_random_job_has_the_steps_of_one_rank(folder: Path, warm_python: str, seed: int) -> None:
     """In its own process, because it forks, which a process with threads should not do."""
     command = [warm_python, "-m", "tests.loader.random_jobs", str(folder), str(seed)]

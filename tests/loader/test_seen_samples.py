@@ -182,7 +182,7 @@ def bad_samples(draw: random.Random, share: float) -> frozenset[str]:
     return frozenset(key for key in keys if draw.random() < share)
 
 
-@pytest.mark.parametrize("seed", sampled(range(120), 40))
+@pytest.mark.parametrize("seed", sampled(range(120), 60))
 def test_seen_equals_what_a_recorder_counted(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     kind = ("weights", "schedule", "linear", "single", "epochs")[seed % 5]
@@ -285,6 +285,7 @@ def change_often(job: Recorder, draw: random.Random, calls: int) -> None:
         job.run(2)
 
 
+@pytest.mark.sweep
 def test_a_state_stays_small_however_often_weights_are_set(folder: Path) -> None:
     blend: Any = {
         "__class__": "MetadatasetV2",

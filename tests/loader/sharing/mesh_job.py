@@ -200,7 +200,7 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
         if plan.state is not None:
             loader.restore_state_global(json.loads(Path(plan.state).read_text()))
         if rank in plan.absent:
-            time.sleep(5)
+            time.sleep(4)
         elif plan.cut is not None or plan.pairs:
             parts = list(itertools.islice(loader, plan.batches))
             report["fields"] = sorted(parts[0])

@@ -212,7 +212,7 @@ def command_line(process: Path) -> str:
 
 
 def test_a_rank_that_takes_no_batches_is_named(jobs: Jobs) -> None:
-    plan = replace(TP3, absent=[2], options={"watchdog_timeout_seconds": 2, "watchdog_initial_timeout_seconds": 3})
+    plan = replace(TP3, absent=[2], options={"watchdog_timeout_seconds": 1, "watchdog_initial_timeout_seconds": 2})
     reports = jobs.run(plan)
     kind, message, _ = reports[0]["error"]
     assert kind == "WatchdogTimeoutError"
