@@ -1,4 +1,4 @@
-"""Ranks that need the same batches, such as tensor-parallel ones: who they are, and who of them reads for others."""
+"""Ranks that need the same batches, such as tensor-parallel ones: who they are, and which of them read for others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _BACKLOG = 256
-"""Connections that may wait until the reader takes them: those of all loaders of all ranks of a node."""
+"""Connections that may wait until the reader accepts them: those of all loaders of all ranks of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Member:
     rank: int
     """Number of the rank in the whole job."""
     node: str
-    """Ranks with the same text reach each other's memory: same kernel, same network namespace, same user."""
+    """Ranks with the same text can map each other's memory: same kernel, same network namespace, same user."""
     address: str
-    """Name of its Unix socket in the abstract namespace, which ends with the process. A secret of the job."""
+    """Name of its Unix socket in the abstract namespace, which disappears with the process. A secret of the job."""
     network: tuple[str, int] | None = None
     """Host and port where ranks of other nodes connect; None if each node reads for itself."""
 
@@ -40,16 +40,16 @@ class ShareGroup:
     """The ranks that need the same batches as this one. One on each node reads them, and the others there follow it.
 
     With `network` in the members, the first rank of all reads, and the first one of each other node is a relay: it
-    takes the batches over the network and gives them to its node.
+    takes the batches over the network and passes them to the ranks of its node.
 
-    `WorkerConfig.from_mesh` and `WorkerConfig.from_groups` make it. It belongs to this process, and is not copied to
+    `WorkerConfig.from_mesh` and `WorkerConfig.from_groups` make it. It belongs to this process and is not copied to
     workers.
 
     Args:
         own: This rank.
         members: All ranks of the group, this one included, in the same order on all of them.
         groups: The process groups over which the members found each other.
-        servers: The sockets at the address and at the network address of this rank; those that nobody needs are closed.
+        servers: The sockets at the address and at the network address of this rank. Those without a use are closed.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ShareGroup:
         return number
 
     def from_reader(self, value: Any) -> Any:
-        """Returns the value that the first rank of the group gives. A collective call over the group.
+        """Returns the value that the first rank of the group passes. A collective call over the group.
 
         Args:
             value: Anything that can be pickled; that of other ranks is ignored.
@@ -108,11 +108,11 @@ class ShareGroup:
         return gather((self.own.rank, value), self._groups)[0][1]
 
     def after_fork(self) -> None:
-        """Closes the socket in a forked child: followers would not notice that the reader has ended."""
+        """Closes the sockets in a forked child; otherwise followers would not notice that the reader has ended."""
         self.close()
 
     def close(self) -> None:
-        """Closes the socket; nobody can connect any more."""
+        """Closes the sockets; no follower can connect any more."""
         servers, self.servers = self.servers, ()
         for server in servers:
             server.close()
@@ -125,14 +125,14 @@ class ShareGroup:
 
 
 def meet(groups: Sequence[ProcessGroup], *, across_nodes: bool = False) -> ShareGroup | None:
-    """Returns the group of ranks that can be reached over process groups, one after the other. A collective call.
+    """Returns the group of ranks that can be reached over these process groups in turn. A collective call.
 
     Args:
-        groups: Such as the tensor-, context- and pipeline-parallel group of this rank.
+        groups: The groups of this rank, such as its tensor-, context- and pipeline-parallel group.
         across_nodes: Whether one rank reads for all nodes; otherwise one on each node does.
 
     Returns:
-        The group; None if this rank shares its batches with no other.
+        The group; None if this rank shares its batches with no other rank.
     """
     import torch.distributed as dist
 
@@ -159,7 +159,7 @@ def meet(groups: Sequence[ProcessGroup], *, across_nodes: bool = False) -> Share
 
 
 def _own_host() -> str:
-    """Returns the address under which other nodes of the job reach this one: that which leads to MASTER_ADDR."""
+    """Returns the address at which other nodes of the job reach this one: that of the route to MASTER_ADDR."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((os.environ.get("MASTER_ADDR") or socket.gethostname(), 9))  # nothing is sent
@@ -171,7 +171,7 @@ def _own_host() -> str:
 def gather(value: Any, groups: Iterable[ProcessGroup]) -> list[Any]:
     """Returns the values of all ranks that can be reached over process groups, in the order of the groups' ranks.
 
-    A collective call over each group in turn: what a rank has gathered over one is gathered over the next.
+    A collective call over each group in turn: what a rank has gathered over one group is gathered over the next.
     """
     import torch.distributed as dist
 
@@ -205,12 +205,12 @@ def axes_of_mesh(mesh: DeviceMesh, data: Sequence[str] | str, shared: Sequence[s
 
     Args:
         mesh: A DeviceMesh with names.
-        data: Names of the dimensions over which the data is divided, the slowest first.
-        shared: Names of the dimensions whose ranks need the same batches; "pp" and "cp" among them say where this rank
-            is in a pipeline and in a context-parallel group.
+        data: Names of the dimensions over which the data is divided, the slowest-varying first.
+        shared: Names of the dimensions whose ranks need the same batches. "pp" and "cp" determine where this rank is
+            in a pipeline and in a context-parallel group.
 
     Raises:
-        ConfigError: A name is unknown or given twice, or a dimension is in neither list.
+        ConfigError: A name is unknown or given twice, or a dimension with more than one rank is in neither list.
     """
     data, shared = _names(data), _names(shared)
     known = tuple(mesh.mesh_dim_names or ())
@@ -220,13 +220,13 @@ def axes_of_mesh(mesh: DeviceMesh, data: Sequence[str] | str, shared: Sequence[s
     if unknown or len(set(given)) < len(given):
         raise ConfigError(
             f"data={data} and shared={shared} do not fit a mesh with the dimensions {known}: each name must be one of "
-            "these, and be given once."
+            "these and be given only once."
         )
     left = [name for name in known if name not in given and sizes[name] > 1]
     if left:
         raise ConfigError(
             f"The dimensions {left} of the mesh are neither in data={data} nor in shared={shared}. Ranks along a "
-            "dimension read different samples (data) or need the same ones (shared): say which."
+            "dimension read different samples (data) or need the same ones (shared): add each of them to one."
         )
     rank = 0
     for name in data:
@@ -266,12 +266,12 @@ def _group_of(mesh: DeviceMesh, names: list[str]) -> ProcessGroup | None:
 
 
 def axes_of_groups(data: ProcessGroup | None, shared: Mapping[str, ProcessGroup | None]) -> Axes:
-    """Returns where this process is, from process groups as Megatron-Core keeps them.
+    """Returns where this process is, from process groups such as those of Megatron-Core.
 
     Args:
         data: The data-parallel group; None is the whole world.
-        shared: Groups of ranks that need the same batches, by name; "pp" and "cp" say where this rank is in a pipeline
-            and in a context-parallel group. None stands for a group of one.
+        shared: Groups of ranks that need the same batches, by name. "pp" and "cp" determine where this rank is in a
+            pipeline and in a context-parallel group. None stands for a group of one.
 
     Raises:
         StateError: torch.distributed is not initialised.
@@ -308,7 +308,7 @@ def groups_of_megatron(source: Any) -> dict[str, ProcessGroup | None]:
         source: `megatron.core.parallel_state`, a ProcessGroupCollection, or None, which imports the former.
 
     Raises:
-        ConfigError: It is neither, or Megatron-Core is not installed.
+        ConfigError: The source is none of these, or Megatron-Core is not installed.
     """
     if source is None:
         try:

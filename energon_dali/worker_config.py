@@ -229,7 +229,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         """Returns the configuration of this process in a mesh. A collective call: every rank of the mesh makes it.
 
         Ranks that differ only along shared dimensions, such as tensor-parallel ones, get the same batches: on each
-        node one of them reads, and the others take what it has read (docs/parallelism.md).
+        node one of them reads, and the others take its batches (docs/parallelism.md).
 
         Args:
             device_mesh: A mesh whose dimensions have names.
@@ -237,15 +237,16 @@ class WorkerConfig(metaclass=_ActiveConfig):
             shared: Names of the dimensions whose ranks need the same batches, such as ("tp", "cp", "pp").
             num_workers: Worker processes of each rank that reads; "auto" adapts their number.
             deliver: Which ranks get which fields of a batch, such as {"pixel_values": "first_stage"}: "all",
-                "first_stage", "last_stage" or "ends" of the dimension "pp". "megatron" is what Megatron's models read.
-                None delivers all of them.
+                "first_stage", "last_stage" or "ends" of the dimension "pp". "megatron" delivers what Megatron's models
+                read. None delivers all fields.
             cut: How the ranks of the dimension "cp" divide a batch; None leaves that to the model.
             across_nodes: Whether one rank reads for all nodes of a group that spans several, and the first rank of each
                 other node takes batches over the network. By default one rank on each node reads.
             **kwargs: Further fields of WorkerConfig.
 
         Raises:
-            ConfigError: A name is not of the mesh, a dimension is not mentioned, or a role is unknown.
+            ConfigError: A name is not in the mesh, a dimension with more than one rank is in neither list, or a role is
+                unknown.
         """
         return cls._from_axes(axes_of_mesh(device_mesh, data, shared), num_workers, deliver, cut, across_nodes, kwargs)
 
@@ -266,7 +267,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
         Args:
             data_parallel_group: The ranks that read different samples; None is the whole world.
             shared: Groups of ranks that need the same batches, by name, such as {"tp": ..., "cp": ..., "pp": ...}, or
-                one group of all of them under a name of yours. None stands for a group of one.
+                one group of all of them under any name. None stands for a group of one.
             num_workers: As in `from_mesh`.
             deliver: As in `from_mesh`.
             cut: As in `from_mesh`.
@@ -297,8 +298,8 @@ class WorkerConfig(metaclass=_ActiveConfig):
 
         Args:
             groups: `megatron.core.parallel_state`, a ProcessGroupCollection, or None, which imports the former.
-            shared: Which of its groups need the same batches: "tp", "cp", "pp". Leave "pp" out where only some stages
-                take batches.
+            shared: Names of the groups whose ranks need the same batches: "tp", "cp", "pp". Leave "pp" out where
+                only some stages take batches.
             num_workers: As in `from_mesh`.
             deliver: As in `from_mesh`.
             cut: As in `from_mesh`.

@@ -1,8 +1,8 @@
 """Cuts batches for context parallelism, in which the ranks of a group compute parts of the same sequences.
 
-With causal attention a token works on all tokens before it, so the end of a sequence costs most. "zigzag" cuts each
+With causal attention a token attends to all tokens before it, so the end of a sequence costs most. "zigzag" cuts each
 sequence into twice as many chunks as there are ranks, and gives rank r the chunks r and 2 x size - 1 - r, as Megatron
-and Transformer Engine do. In a pack of documents each document is cut by itself.
+and Transformer Engine do. In a pack, each document is cut separately.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def padding_multiple(
     sequence_parallel: bool = False,
     also: int = 1,
 ) -> int:
-    """Returns the number of which the lengths of sequences have to be multiples, so that they can be cut.
+    """Returns the number of which the lengths of sequences must be multiples, so that they can be cut.
 
-    That is 2 x context_parallel_size for the zig-zag; with sequence parallelism each rank's part must divide by
-    tensor_parallel_size once more, as in Megatron-LM. Without context parallelism it is tensor_parallel_size or 1.
+    That is 2 x context_parallel_size for the zig-zag. With sequence parallelism each rank's part must also be divisible
+    by tensor_parallel_size, as in Megatron-LM. Without context parallelism it is tensor_parallel_size or 1.
 
     Args:
         context_parallel_size: Ranks that share a sequence.
         tensor_parallel_size: Tensor-parallel ranks.
-        sequence_parallel: Whether these divide the sequence too.
-        also: Another number that has to divide the length, such as 16 for FP8 or 32 for MXFP8.
+        sequence_parallel: Whether the tensor-parallel ranks divide the sequence too.
+        also: Another number that must divide the length, such as 16 for FP8 or 32 for MXFP8.
     """
     chunks = 2 * context_parallel_size if context_parallel_size > 1 else 1
     return math.lcm(chunks * (tensor_parallel_size if sequence_parallel else 1), also)
@@ -55,7 +55,7 @@ def pad_lengths(lengths: Iterable[int], multiple: int) -> np.ndarray[Any, np.dty
 
     Args:
         lengths: Tokens of each document.
-        multiple: What `padding_multiple` gives.
+        multiple: What `padding_multiple` returns.
 
     Returns:
         int32 (n + 1,), from 0 to the length of the padded pack.
@@ -78,10 +78,10 @@ def positions_of_rank(
         layout: "zigzag" cuts each document; "contiguous" cuts the whole into `size` equal parts.
 
     Returns:
-        int64, the end divided by `size`, ascending.
+        int64 (length / size,), ascending.
 
     Raises:
-        ConfigError: A length does not divide, or `layout` is unknown.
+        ConfigError: A length is not divisible, or `layout` is unknown.
     """
     edges = np.asarray(starts, dtype=np.int64)
     if layout not in LAYOUTS:
@@ -96,7 +96,7 @@ def positions_of_rank(
     if len(wrong):
         raise ConfigError(
             f"Document {wrong[0]} has {lengths[wrong[0]]} tokens, which is not a multiple of {2 * size} (twice the "
-            f"{size} context-parallel ranks). Pad each document, to padding_multiple({size})."
+            f"{size} context-parallel ranks). Pad each document to a multiple of padding_multiple({size})."
         )
     chunk = lengths // (2 * size)
     first = np.stack([edges[:-1] + rank * chunk, edges[:-1] + (2 * size - 1 - rank) * chunk], axis=1).ravel()
@@ -107,7 +107,9 @@ def positions_of_rank(
 
 
 def items_of_rank(count: int, rank: int, size: int) -> range:
-    """Returns which of `count` whole items, such as images, a rank computes: neighbours, at most one more than others.
+    """Returns which of `count` whole items, such as images, a rank computes.
+
+    They are neighbours, and the counts of the ranks differ by at most 1.
 
     Args:
         count: Number of items.
@@ -133,14 +135,14 @@ def cut_sequence(
         rank: Context-parallel rank.
         size: Number of context-parallel ranks.
         dim: The dimension of tokens.
-        starts: Where the documents of a pack begin, and where the last ends; None for sequences without packs.
+        starts: Where the documents of a pack begin, and where the last ends; None if sequences are not packs.
         layout: As in `positions_of_rank`.
 
     Returns:
-        A copy, whose dimension `dim` is `size` times shorter.
+        A copy with 1 / `size` of the length along `dim`.
 
     Raises:
-        ConfigError: A length does not divide, or `starts` does not end where the tensor does.
+        ConfigError: A length is not divisible, or `starts` does not end where the tensor does.
     """
     import torch
 
@@ -149,7 +151,7 @@ def cut_sequence(
     if int(edges[-1]) != length:
         raise ConfigError(
             f"The documents of a pack end at token {int(edges[-1])}, and dimension {dim} of the tensor has {length}. "
-            "Give starts with the padding of documents and of the pack (cu_seqlens_padded)."
+            "Pass starts that count the padding of documents and of the pack (cu_seqlens_padded)."
         )
     positions = torch.from_numpy(positions_of_rank(edges, rank, size, layout=layout))
     return tensor.index_select(dim, positions.to(tensor.device))
@@ -161,9 +163,9 @@ class ContextCut:
     """Which fields of a batch context-parallel ranks divide, and how; the other fields stay whole.
 
     Args:
-        sequences: By field, its dimension of tokens, such as {"tokens": 1, "labels": 1}.
-        items: Fields that hold one item per image or the like, of which each rank gets some whole ones: lists, or
-            tensors with the items along their first dimension.
+        sequences: The dimension of tokens of each field, such as {"tokens": 1, "labels": 1}.
+        items: Fields that hold one item per image or the like, which stay whole and are divided among the ranks:
+            lists, or tensors with the items along their first dimension.
         starts: Field with the starts of the documents of a pack (`cu_seqlens_padded`, int (n + 1,) or (1, n + 1)); it
             stays whole. None if there are no packs, or where a batch does not have the field.
         layout: "zigzag", or "contiguous".
@@ -187,7 +189,7 @@ class ContextCut:
             size: Number of context-parallel ranks.
 
         Raises:
-            ConfigError: A length does not divide.
+            ConfigError: A length is not divisible.
         """
         if size == 1:
             return batch
@@ -209,7 +211,7 @@ def fields_of(batch: Any) -> Mapping[str, Any]:
     """Returns the fields of a batch by name.
 
     Raises:
-        ConfigError: It is neither a dict nor a dataclass.
+        ConfigError: The batch is neither a dict nor a dataclass.
     """
     if isinstance(batch, Mapping):
         return batch
@@ -222,12 +224,12 @@ def fields_of(batch: Any) -> Mapping[str, Any]:
 
 
 def with_fields(batch: T, changed: Mapping[str, Any], without: Iterable[str] = ()) -> T:
-    """Returns a shallow copy of a batch with other values of some fields, and without others.
+    """Returns a shallow copy of a batch in which some fields have new values and others are left out.
 
     Args:
         batch: A dict or a dataclass.
         changed: New values, by name.
-        without: Fields that a dict then lacks, and that are None in a dataclass.
+        without: Fields to leave out: absent from a dict, None in a dataclass.
     """
     twin: Any = copy.copy(batch)
     if isinstance(twin, dict):

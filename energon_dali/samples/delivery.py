@@ -1,4 +1,4 @@
-"""Which fields of a batch a rank gets: pixels only where the vision encoder runs, labels where the loss is computed."""
+"""Which fields a rank receives of a batch: pixels where the vision encoder runs, labels where the loss is computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 Role = Literal["all", "first_stage", "last_stage", "ends"]
 ROLES: tuple[Role, ...] = ("all", "first_stage", "last_stage", "ends")
-"""Who gets a field: all ranks; those of the first or last pipeline stage; or those of both."""
+"""Which ranks receive a field: all; those of the first or last pipeline stage; or those of both."""
 
 MEGATRON: Mapping[str, Role] = {
     **dict.fromkeys(
@@ -21,7 +21,7 @@ MEGATRON: Mapping[str, Role] = {
     ),
     **dict.fromkeys(("tokens", "input_ids", "labels", "loss_mask"), "ends"),
 }
-"""What Megatron's models read where: media in the first stage, tokens and labels in the first and the last."""
+"""What Megatron's models read in which stage: media in the first stage, tokens and labels in the first and the last."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Place:
 
 
 class Delivery:
-    """What a rank gets of each batch.
+    """What a rank receives of each batch.
 
     Args:
         place: Where the rank is.
-        deliver: Roles by field; fields that are not named go to all. "megatron" is `MEGATRON`.
+        deliver: Roles by field; fields that are not named go to all. "megatron" stands for `MEGATRON`.
         cut: How context-parallel ranks divide a batch; None leaves sequences whole.
 
     Raises:
@@ -61,17 +61,17 @@ class Delivery:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether this rank gets whole batches."""
+        """Whether this rank receives whole batches."""
         return not self._left_out and (self._cut is None or self.place.context_size == 1)
 
     def of(self, batch: T) -> T:
-        """Returns what this rank gets of a batch.
+        """Returns what this rank receives of a batch.
 
         Args:
-            batch: A dict, which then lacks what other ranks get, or a dataclass, in which it is None.
+            batch: A dict or a dataclass. Fields for other ranks are then absent from a dict, and None in a dataclass.
 
         Raises:
-            ConfigError: It is neither, or a sequence cannot be cut.
+            ConfigError: The batch is neither, or a sequence cannot be cut.
         """
         if self._left_out:
             batch = with_fields(batch, {}, self._left_out & set(fields_of(batch)))
@@ -84,7 +84,7 @@ def checked_roles(deliver: Any) -> Mapping[str, Role]:
     """Returns the roles by field that a user gave.
 
     Raises:
-        ConfigError: A role is unknown.
+        ConfigError: A role is unknown, or `deliver` is neither a dict, "megatron" nor None.
     """
     if deliver is None:
         return {}

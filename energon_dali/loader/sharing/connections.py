@@ -1,4 +1,4 @@
-"""Connections between ranks of a node: the reader takes them, and finds the loader that each of them is for."""
+"""Connections between ranks: the reader accepts them, and finds the loader that each of them is for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GREETING_SECONDS, _CONNECT_SECONDS = 10, 60.0
 
 
 class Reception:
-    """Takes the connections of followers in a thread, tells them what they have to know, and sorts them by loader.
+    """Accepts the connections of followers in a thread, and passes each to the loader that it is for.
 
     Args:
         group: The group, of which this rank is a reader.
@@ -39,12 +39,12 @@ class Reception:
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._silent: list[AnyChannel] = []
-        """Connections whose followers have not said anything."""
+        """Connections whose followers have not sent a message."""
         self._waiting: list[tuple[Hello, AnyChannel]] = []
-        """Those for loaders that this rank has not made."""
+        """Connections for loaders that this rank has not made yet."""
         self._loaders: dict[int, Registered] = {}
         self._closed: set[int] = set()
-        """Loaders that this rank has dropped."""
+        """Numbers of the loaders that this rank has dropped."""
         self._pid = os.getpid()
         threading.Thread(target=self._run, name="energon-dali-share", daemon=True).start()
 
@@ -52,15 +52,15 @@ class Reception:
         """Serves the followers of a loader from now on.
 
         Args:
-            number: Of the loader.
-            loader: Answers them.
+            number: Number of the loader.
+            loader: Answers the followers.
         """
         with self._lock:
             self._loaders[number] = loader
         self._look_again()
 
     def unregister(self, number: int) -> None:
-        """Serves a loader no more: followers that ask for it find that it has ended."""
+        """Stops serving a loader: followers that ask for it find that it has ended."""
         with self._lock:
             self._loaders.pop(number, None)
             self._closed.add(number)
@@ -86,7 +86,7 @@ class Reception:
         while True:
             try:
                 connection, _ = server.accept()
-            except OSError:  # nobody waits, or the socket was closed meanwhile
+            except OSError:  # none is waiting, or the socket was closed meanwhile
                 return
             if connection.family != socket.AF_UNIX:
                 threading.Thread(target=self._greet, args=(connection,), name="energon-dali-share", daemon=True).start()
@@ -97,7 +97,7 @@ class Reception:
                 connection.close()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Takes a connection over the network, if the other end knows the secret of the group."""
+        """Accepts a connection over the network, if the other end has the secret of the group."""
         try:
             channel = greeted(connection, self._group.own.address, asks_first=True)
         except (OSError, EOFError, AuthenticationError):
@@ -107,7 +107,7 @@ class Reception:
         self._look_again()
 
     def _listen(self, channel: AnyChannel) -> None:
-        """Takes the first message of a connection, if it has arrived."""
+        """Receives the first message of a connection, if it has arrived."""
         try:
             received = channel.receive(wait=False)
         except (EOFError, WorkerError):
@@ -121,7 +121,7 @@ class Reception:
                 self._waiting.append((decode(received[0]), channel))
 
     def _introduce(self) -> None:
-        """Hands connections to their loaders."""
+        """Passes connections to their loaders."""
         with self._lock:
             known = self._loaders.keys() | self._closed
             served = [(hello, channel) for hello, channel in self._waiting if hello.loader in known]
@@ -134,7 +134,7 @@ class Reception:
                 loader.welcome(hello, channel)
 
     def after_fork(self) -> None:
-        """Closes the connections in a forked child: followers would not notice that the reader has ended."""
+        """Closes the connections in a forked child; otherwise followers would not notice that the reader has ended."""
         self._lock = threading.Lock()
         for channel in (*self._silent, *(channel for _, channel in self._waiting)):
             channel.close()
@@ -145,7 +145,7 @@ class Registered(Protocol):
     """A loader that followers can ask for."""
 
     def welcome(self, hello: Hello, channel: AnyChannel) -> None:
-        """Takes a connection; called in the thread of the reception."""
+        """Takes over a connection; called in the thread of the reception."""
 
 
 _receptions: weakref.WeakKeyDictionary[ShareGroup, Reception] = weakref.WeakKeyDictionary()
@@ -161,7 +161,7 @@ def reception_of(group: ShareGroup) -> Reception:
 
 
 def drain(event: int) -> None:
-    """Takes what was written to an eventfd, if anything was."""
+    """Resets an eventfd, if anything was written to it."""
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(event)
 
@@ -170,7 +170,7 @@ class RemoteChannel:
     """A connection over the network: whole messages, and no descriptors.
 
     Args:
-        connection: Its end; the channel owns it from now on.
+        connection: This end of it; the channel owns it from now on.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -181,7 +181,7 @@ class RemoteChannel:
         return -1 if self._connection.closed else self._connection.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
-        """Sends a message; waits for room. `fds` must be empty.
+        """Sends a message, and waits until there is room. `fds` must be empty.
 
         Raises:
             OSError: The other end is gone.
@@ -212,25 +212,25 @@ AnyChannel = Channel | RemoteChannel
 
 
 def greeted(connection: socket.socket, secret: str, *, asks_first: bool) -> RemoteChannel:
-    """Returns a channel over a connection whose other end has shown that it knows a secret, and was shown the same.
+    """Returns a channel over a connection after both ends have proved that they have the same secret.
 
     Args:
         connection: A connection over the network.
-        secret: Known to the ranks of the group alone: it was gathered over their process groups.
-        asks_first: Whether this end asks first.
+        secret: Only the ranks of the group have it: it was gathered over their process groups.
+        asks_first: Whether this end sends the first challenge.
 
     Raises:
-        AuthenticationError: The other end does not know it.
-        OSError: The connection ended, or nothing came for some seconds.
-        EOFError: Likewise.
+        AuthenticationError: The other end does not have it.
+        OSError: The connection ended, or nothing arrived for some seconds.
+        EOFError: The connection ended.
     """
     connection.setblocking(True)
-    # Of the socket itself: a timeout of Python's would make it non-blocking, and the connection is not told.
+    # An option of the socket itself: Python's timeout would make it non-blocking, which Connection does not expect.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_SECONDS, 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
         connection.setsockopt(socket.IPPROTO_TCP, option, 5)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that is gone is noticed in half a minute
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a lost node within half a minute
     plain = Connection(connection.detach())
     try:
         key = secret.encode()
@@ -249,11 +249,11 @@ def connect(reader: Member, node: str) -> AnyChannel:
 
     Args:
         reader: The rank.
-        node: Where this rank is.
+        node: The node of this rank, as in `Member`.
 
     Raises:
         WorkerDiedError: Its process has ended, or cannot be reached.
-        WorkerError: The process there is another user's, or another job's.
+        WorkerError: The process there belongs to another user or another job.
     """
     if reader.node != node:
         assert reader.network is not None, "only relays take batches from other nodes"
@@ -261,7 +261,7 @@ def connect(reader: Member, node: str) -> AnyChannel:
             remote = socket.create_connection(reader.network, timeout=_CONNECT_SECONDS)
             return greeted(remote, reader.address, asks_first=False)
         except AuthenticationError as error:
-            raise WorkerError(f"What answers at {reader.network} is not rank {reader.rank} of this job.") from error
+            raise WorkerError(f"The process at {reader.network} is not rank {reader.rank} of this job.") from error
         except (OSError, EOFError) as error:
             raise ended(reader.rank) from error
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -269,8 +269,8 @@ def connect(reader: Member, node: str) -> AnyChannel:
         connection.connect(f"\0{reader.address}")
         if not is_own_user(connection):
             raise WorkerError(
-                f"The process that answers for rank {reader.rank} is another user's. Start all ranks of a node as one "
-                "user."
+                f"The process at the socket of rank {reader.rank} belongs to another user. Start all ranks of a node "
+                "as the same user."
             )
     except OSError as error:
         connection.close()
@@ -282,7 +282,7 @@ def connect(reader: Member, node: str) -> AnyChannel:
 
 
 def ended(rank: int) -> WorkerDiedError:
-    """Returns the error about the end of a process that reads for this one."""
+    """Returns the error for a reader that has ended."""
     return WorkerDiedError(
         f"Rank {rank}, which reads for this rank, has ended or closed its loader. Its own output says why. Ranks that "
         "share their batches end together."
@@ -293,7 +293,7 @@ def readable(descriptors: list[int], seconds: float | None) -> list[int]:
     """Waits until one of some descriptors is readable or hung up, and returns those that are.
 
     Args:
-        descriptors: Negative ones are left out.
+        descriptors: What to wait for; negative ones are ignored.
         seconds: How long to wait at most; None waits without limit.
     """
     poller = select.poll()

@@ -52,15 +52,15 @@ T = TypeVar("T")
 
 
 class FollowerLoader(SavableDataLoader[T]):
-    """A loader whose batches another rank of the node reads; `get_savable_loader` makes it.
+    """A loader whose batches another rank reads; `get_savable_loader` makes it.
 
     Its batches, states and ends of epochs are those of that rank's loader. `restore_state_rank`, `skip_steps`,
-    `set_weights`, `resize` and `start_at` have to be called on it as on that one; they change nothing here, and what
-    was called is compared before the next batch.
+    `set_weights`, `resize` and `start_at` must be called on it as on that one; they change nothing here, and the calls
+    are compared before the next batch.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
-        **options: As those of SavableDataLoader; what is about reading and decoding has no effect.
+        **options: Those of SavableDataLoader; the ones for reading and decoding have no effect.
     """
 
     shares_batches = True
@@ -94,13 +94,13 @@ class FollowerLoader(SavableDataLoader[T]):
 
     def _next(self, epoch: int) -> T:
         before = self._position
-        self._link.is_failing = True  # an error on the way closes this loader, and is no farewell
+        self._link.is_failing = True  # an error closes this loader, and the reader must not take that for a Goodbye
         try:
             batch = super()._next(epoch)
         except StopIteration:
             self._link.is_failing = False
             raise
-        except BaseException:  # what was taken is given back
+        except BaseException:  # what was taken is delivered again
             self._count = before
             raise
         self._link.is_failing = False
@@ -127,7 +127,7 @@ class FollowerLoader(SavableDataLoader[T]):
         """Expects that the rank that reads continues at the same state. Call it before the first batch is taken.
 
         Args:
-            state: What the other rank is given. None changes nothing.
+            state: The state that the other rank restores. None changes nothing.
             allow_changed_hooks: Has no effect: the other rank checks the state.
 
         Raises:
@@ -149,7 +149,7 @@ class FollowerLoader(SavableDataLoader[T]):
         self._course = self._course.after(name, position, arguments)
 
     def skip_steps(self, first: int, stop: int, *, by: Any = "auto") -> None:
-        """Expects that the rank that reads leaves out the same steps; see SavableDataLoader.skip_steps."""
+        """Expects that the rank that reads skips the same steps; see SavableDataLoader.skip_steps."""
         self._note_call("skip_steps", first=first, stop=stop, by=by)
 
     def change_workers(self, num_workers: int) -> None:
@@ -162,7 +162,7 @@ class FollowerLoader(SavableDataLoader[T]):
         """Samples of the whole job before its next step; see SavableDataLoader.consumed_samples.
 
         Raises:
-            ConfigError: There are no global batches.
+            ConfigError: The loader has no global batches.
         """
         self._check_global_batches("consumed_samples")
         return cursor_of(self.save_state_rank()).unit
@@ -172,7 +172,7 @@ class FollowerLoader(SavableDataLoader[T]):
         """Batches of each rank in a step of global batches.
 
         Raises:
-            ConfigError: There are no global batches.
+            ConfigError: The loader has no global batches.
         """
         return self._check_global_batches("micro_batches_per_step")
 
@@ -190,7 +190,7 @@ class FollowerLoader(SavableDataLoader[T]):
         self._note_call("start_at", consumed_samples=consumed_samples, step=step)
 
     def resize(self, rank: int, world_size: int) -> None:
-        """Expects that the rank that reads goes on with other ranks; see SavableDataLoader.resize."""
+        """Expects that the rank that reads continues with another number of ranks; see SavableDataLoader.resize."""
         self._note_call("resize", rank=rank, world_size=world_size)
 
     def set_weights(
@@ -208,11 +208,11 @@ class FollowerLoader(SavableDataLoader[T]):
 
 
 class RelayLoader(FollowerLoader[T]):
-    """A loader that takes the batches of a rank on another node, and gives them to the ranks of its own.
+    """A loader that takes the batches of a rank on another node, and passes them to the ranks of its own node.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
-        **options: As those of SavableDataLoader.
+        **options: Those of SavableDataLoader.
     """
 
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
@@ -242,9 +242,9 @@ class Link:
 
     Args:
         reader: The rank.
-        hello: What this loader says of itself.
-        node: Where this rank is.
-        watchdog: Says how long a wait may take.
+        hello: Introduces this loader to the reader.
+        node: The node of this rank, as in `Member`.
+        watchdog: Limits how long a wait may take.
     """
 
     def __init__(self, reader: Member, hello: Hello, node: str, watchdog: Watchdog) -> None:
@@ -261,16 +261,16 @@ class Link:
         self._late: tuple[int, ...] = ()
         self._is_lost = False
         self.is_failing = False
-        """Whether the loader is ending because of an error: the reader then takes the end of this rank for one too."""
+        """Whether the loader ends because of an error: its end is then an error for the reader too."""
         self.unclaimed: Element | None = None
-        """What was received and has not been delivered."""
+        """The element that was received and has not been delivered."""
 
     def welcome(self) -> Welcome:
-        """Returns what the reader says of its loader; connects if that has not been done.
+        """Returns the reader's answer about its loader; connects first if necessary.
 
         Raises:
             WorkerDiedError: The reader has ended.
-            ConfigError: The reader's loader is not that of this one.
+            ConfigError: The reader's loader is for another dataset, or another data-parallel rank.
         """
         if self._channel is None:
             self._channel = connect(self.reader, self._node)
@@ -295,13 +295,13 @@ class Link:
         """Asks for an element, and returns it. It is kept as `unclaimed`, in case Ctrl-C comes before it is delivered.
 
         Args:
-            course: What the loader was asked for.
+            course: The course of the loader.
             given: Elements, and ends of epochs, that were delivered before.
 
         Raises:
             RemoteFailure: An exception ended the reader's iteration.
             WorkerDiedError: The reader has ended.
-            WatchdogTimeoutError: Ranks do not take their batches.
+            WatchdogTimeoutError: Some ranks do not take their batches, or no element arrived in time.
         """
         found = self.unclaimed
         if found is None or (found.course, found.given) != (course, given):
@@ -309,7 +309,7 @@ class Link:
             self._send(Took(course, given, self.take_released()))
         while found is None or (found.course, found.given) != (course, given):
             if found is not None and found.payload is not None and found.payload.arena >= 0:
-                self._released.append(found.payload.arena)  # what was asked for after it changed what comes
+                self._released.append(found.payload.arena)  # sent before a call that changed what follows
             self.unclaimed = None
             message = self._receive()
             if isinstance(message, Failed):
@@ -318,7 +318,7 @@ class Link:
         return found
 
     def _receive(self) -> Any:
-        """Returns the next message that is not about waiting; an element is `unclaimed` then."""
+        """Returns the next message other than Waiting; keeps an element as `unclaimed`."""
         assert self._channel is not None
         began = time.monotonic()
         while True:
@@ -329,7 +329,7 @@ class Link:
                 except EOFError:
                     if self._is_lost:
                         raise ended(self.reader.rank) from None
-                    self._is_lost = True  # a reset connection says so first, and then gives what arrived
+                    self._is_lost = True  # a reset connection reports that first, and then returns what arrived
                     continue
                 message = None if received is None else decode(received[0])
                 if received is not None and isinstance(message, Element):
@@ -350,7 +350,7 @@ class Link:
         self._watchdog.check(waited)
 
     def batch(self, payload: Payload) -> Any:
-        """Returns a batch. Its large tensors are views of a private mapping: what is written to them stays here."""
+        """Returns a batch. Its large tensors are views of a private mapping: other ranks see no writes to them."""
         if payload.arena < 0:
             return deserialize(memoryview(bytearray(payload.inline)), payload.extents, payload.tensors)
         if payload.must_copy:
@@ -358,7 +358,7 @@ class Link:
         return deserialize(self._view(payload.arena), payload.extents, payload.tensors)
 
     def _keep(self, payload: Payload | None, descriptors: list[int]) -> None:
-        """Takes note of what comes with a batch: new arenas, and those that are not used any more."""
+        """Records new arenas that arrived with a batch, and drops those that are not used any more."""
         if payload is None:
             return
         for number in payload.dropped:
@@ -368,7 +368,7 @@ class Link:
             self._arenas[payload.arena] = descriptor, payload.new_capacity
 
     def _view(self, number: int) -> memoryview:
-        # Mapped anew for each batch: pages that this process wrote to would keep what they had.
+        # Mapped again for each batch: otherwise pages that this process wrote to would keep their old content.
         descriptor, size = self._arenas[number]
         root = np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8)
         released, watched = self._released, self._watched
@@ -388,23 +388,23 @@ class Link:
         return copied
 
     def take_released(self) -> tuple[int, ...]:
-        """Returns the arenas that nobody sees any more, since the last call."""
+        """Returns the arenas that were released since the last call."""
         released = []
         while self._released:
             released.append(self._released.popleft())
         return tuple(released)
 
     def leave(self) -> None:
-        """Tells the reader that this rank may end."""
+        """Reports to the reader that this rank may end."""
         if self._channel is not None and self._welcome is not None and not self.is_failing:
             try:
                 self._channel.send(encode(Goodbye()), wait=False)
             except OSError:
-                return  # it has ended, which the next question shows
+                return  # it has ended, which the next request shows
 
     def after_fork(self) -> None:
-        """Closes the connection in a forked child: the reader would not notice that this rank has ended."""
-        self._welcome = None  # without a word to the reader, whose follower is the parent
+        """Closes the connection in a forked child; otherwise the reader would not notice that this rank has ended."""
+        self._welcome = None  # no Goodbye to the reader, whose follower is the parent
         self.close()
 
     def close(self) -> None:
@@ -423,11 +423,11 @@ class _FollowingPrefetcher:
 
     Args:
         link: The connection.
-        course: What the loader was asked for.
+        course: The course of the loader.
         given: Elements, and ends of epochs, that were delivered before.
         snapshot: The state after the last of them; None if there were none.
-        watchdog: Is told of batches.
-        change: Applied to every batch.
+        watchdog: Is reset at every batch.
+        change: Is applied to every batch.
     """
 
     occupancy: float | None = None

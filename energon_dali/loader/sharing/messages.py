@@ -1,4 +1,4 @@
-"""What a rank that reads and the ranks that follow it tell each other."""
+"""Messages between a rank that reads and the ranks that follow it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a loader was asked for that decides which batches come: the same calls on all ranks that share them."""
+    """The calls of a loader that decide which batches follow. All ranks that share their batches make the same ones."""
 
     calls: int = 0
-    """How many calls of `restore_state_rank`, `skip_steps`, `set_weights`, `resize` and `start_at` there were."""
+    """Number of calls of `restore_state_rank`, `skip_steps`, `set_weights`, `resize` and `start_at`."""
     given: int = 0
     """Elements, and ends of epochs, that were delivered before the last of them."""
     digest: str = ""
-    """Of the calls and their arguments."""
+    """Digest of the calls and their arguments."""
 
     def after(self, name: str, given: int, arguments: Mapping[str, Any]) -> Course:
         """Returns the course after one more call.
 
         Args:
-            name: Of the method.
-            given: Elements and ends of epochs that were delivered before.
-            arguments: Of the call.
+            name: Name of the method.
+            given: Elements, and ends of epochs, that were delivered before.
+            arguments: Arguments of the call.
         """
         text = json.dumps([self.digest, name, dict(arguments)], sort_keys=True, default=as_plain)
         return Course(self.calls + 1, given, hashlib.blake2b(text.encode(), digest_size=12).hexdigest())
@@ -46,19 +46,19 @@ class Hello:
     loader: int
     """Number of the loader: all ranks make them in the same order."""
     rank: int
-    """The follower, in the whole job."""
+    """Number of the follower in the whole job."""
     dataset: str
     """How the follower's program asked for the dataset."""
     data_rank: tuple[int, int]
-    """Its data-parallel rank, and how many there are."""
+    """Its data-parallel rank, and the number of those."""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The reader answers what a follower has to know of the dataset."""
+    """The reader describes its dataset to a follower."""
 
     length: int
-    """Batches of an epoch in a rank."""
+    """Batches of a rank in an epoch."""
     micro_batches_per_step: int | None
     """None without global batches."""
     state: bytes
@@ -69,18 +69,18 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """A follower asks for one more element, and says what it does not see any more."""
+    """A follower asks for one more element, and releases arenas."""
 
     course: Course
     given: int
     """Elements, and ends of epochs, that it has taken before."""
     released: tuple[int, ...]
-    """Arenas that nobody sees any more in its process."""
+    """Arenas that nothing in its process refers to any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """A follower closed its loader: if its connection ends now, nothing has gone wrong."""
+    """A follower closed its loader: the end of its connection is then not an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Element:
 
     course: Course
     given: int
-    """Elements, and ends of epochs, that came before."""
+    """Elements, and ends of epochs, that were delivered before."""
     state: bytes
     """The pickled state of the reader's loader after it."""
     ends_epoch: bool
@@ -104,7 +104,7 @@ class Payload:
     arena: int
     """Number of the arena; -1 for a small batch, whose bytes are `inline`."""
     new_capacity: int
-    """Size of an arena that this follower has not seen, in bytes; its descriptor travels along. 0 otherwise."""
+    """Size of an arena that this follower has not seen, in bytes; the message carries its descriptor. 0 otherwise."""
     dropped: tuple[int, ...]
     """Arenas that the reader will not use again."""
     size: int
@@ -116,7 +116,7 @@ class Payload:
     must_copy: bool
     """Whether the follower copies the batch at once, because many arenas are in use."""
     on_gpu: bool
-    """Whether the batch was on the reader's GPU; it travels through the memory of the host."""
+    """Whether the batch was on the reader's GPU; it travels through host memory."""
     inline: bytes = b""
 
 

@@ -1,4 +1,4 @@
-"""Gives the batches of a reader to the ranks that follow it: written once into memory that all of them map."""
+"""Sends the batches of a reader to the ranks that follow it: written once, into memory that all of them map."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 INLINE_BYTES = 16 << 10
 """Batches of up to this size travel inside the message."""
 MOST_ARENAS = 32
-"""Blocks of memory that followers may hold; what they keep beyond that, they copy."""
+"""Arenas that followers may hold; they copy what they keep beyond that."""
 _SPARE_ARENAS = 2
 _NOTICE_SECONDS = 2.0
-"""After so long, consumers hear for whom the reader waits."""
+"""After this time the followers receive the ranks for which the reader waits."""
 
 
 @dataclass(eq=False)
@@ -56,11 +56,11 @@ class _Follower:
     wanted: int = 0
     """Number of the element that it asked for last."""
     sent: int = 0
-    """Number of the next element that it has not been sent."""
+    """Number of the first element that was not sent to it."""
     has_left: bool = False
-    """Whether it closed its loader: then its process may end, and it may also go on."""
+    """Whether it closed its loader: its process may then end, and may also continue."""
     is_gone: bool = False
-    """Whether its connection has ended after that; nobody waits for it."""
+    """Whether its connection ended after that; the reader does not wait for it."""
     known: set[int] = field(default_factory=set)
     """Arenas whose descriptors it has."""
     dropped: list[int] = field(default_factory=list)
@@ -72,9 +72,9 @@ class Publisher:
 
     Args:
         ranks: The followers, by their numbers in the whole job.
-        hello: What each of them has to say, apart from its rank.
-        welcome: What they are told.
-        depth: How many elements they may be behind.
+        hello: The message that each of them must send, apart from its rank.
+        welcome: The answer that they receive.
+        depth: Number of elements that they may be behind.
     """
 
     def __init__(self, ranks: tuple[int, ...], hello: Hello, welcome: Welcome, depth: int) -> None:
@@ -92,14 +92,14 @@ class Publisher:
         """Ranks for which the reader has been waiting for some seconds."""
         self.is_closed = False
         self.running: Closeable | None = None
-        """What publishes now; it is closed before the connections."""
+        """The prefetcher that publishes now; it is closed before the connections."""
         self.on_close: Callable[[], None] | None = None
         """Called once, when this is closed."""
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Lets `wait_for_room` look again; for other threads."""
+        """Makes `wait_for_room` check again; for other threads."""
         with contextlib.suppress(OSError):  # it was closed meanwhile
             os.eventfd_write(self._wake, 1)
 
@@ -108,16 +108,16 @@ class Publisher:
 
         Args:
             course: The course of the loader.
-            number: Of the element.
+            number: Number of the element.
             own: Returns the number of the element that the reader's own trainer asked for last; None to stop.
-            epoch_end: Number of the last end of an epoch; one of the consumers has to ask for more than that.
+            epoch_end: Number of the last end of an epoch; a consumer must have asked for a later element.
 
         Returns:
-            False if it was told to stop.
+            False if `own` returned None.
 
         Raises:
             WorkerDiedError: A follower has ended.
-            ConfigError: A follower made other calls, or loads something else.
+            ConfigError: The loader of a follower received other calls.
         """
         began = noticed = time.monotonic()
         while True:
@@ -142,7 +142,7 @@ class Publisher:
             drain(self._wake)
 
     def _note(self, ranks: tuple[int, ...]) -> None:
-        """Says for whom the reader waits."""
+        """Sends the followers the ranks for which the reader waits."""
         if ranks == self.waits_for:
             return
         self.waits_for = ranks
@@ -154,7 +154,7 @@ class Publisher:
         one = self._followers.get(rank)
         if one is None:
             return True
-        # A relay asks ahead itself, and what it has not asked for would fill the network.
+        # A relay asks ahead itself; elements that it has not asked for would fill the network buffers.
         depth = 0 if isinstance(one.channel, RemoteChannel) else self._depth
         return not one.is_gone and (one.course != course or number - one.wanted > depth)
 
@@ -181,14 +181,14 @@ class Publisher:
                 ) from error
 
     def welcome(self, hello: Hello, channel: AnyChannel) -> None:
-        """Answers a follower, and takes it if its program is this one's; called in another thread."""
+        """Answers a follower, and accepts it if its loader is the same as this one; called in another thread."""
         refusal = None
         if hello.rank not in self._ranks:
             refusal = f"rank {hello.rank} is not among the followers {self._ranks} of rank {self._hello.rank}"
         elif replace(hello, rank=self._hello.rank) != self._hello:
             refusal = (
                 f"its loader number {hello.loader} is for {hello.dataset}, as data-parallel rank {hello.data_rank[0]} "
-                f"of {hello.data_rank[1]}, and that of rank {self._hello.rank} for {self._hello.dataset}, as "
+                f"of {hello.data_rank[1]}, and that of rank {self._hello.rank} is for {self._hello.dataset}, as "
                 f"{self._hello.data_rank[0]} of {self._hello.data_rank[1]}"
             )
         one = _Follower(hello, channel)
@@ -207,10 +207,10 @@ class Publisher:
         self._release(one, message.released)
         if message.course.calls == course.calls and message.course != course:
             raise ConfigError(
-                f"Rank {one.hello.rank} and rank {self._hello.rank} share their batches, and were not asked for the "
-                f"same: after {message.course.given} and {course.given} batches, restore_state_rank, skip_steps, "
-                "set_weights, resize or start_at were called with other arguments or in another order. Call them on "
-                "all ranks, with the same arguments and between the same batches."
+                f"Rank {one.hello.rank} and rank {self._hello.rank} share their batches, but their loaders received "
+                f"different calls: after {message.course.given} and {course.given} batches, restore_state_rank, "
+                "skip_steps, set_weights, resize or start_at were called with other arguments or in another order. "
+                "Call them on all ranks, with the same arguments and between the same batches."
             )
         if one.course != message.course:
             one.sent = message.given
@@ -223,7 +223,7 @@ class Publisher:
 
         Args:
             course: The course of the loader.
-            number: Of the element.
+            number: Number of the element.
             batch: The batch; None at the end of an epoch.
             state: The state of the loader after it.
             ends_epoch: Whether it is the end of an epoch.
@@ -266,7 +266,7 @@ class Publisher:
     def _payload_for(
         self, one: _Follower, payload: Payload | None, arena: Arena | None
     ) -> tuple[Payload | None, tuple[int, ...]]:
-        """Returns a payload with what one follower has to know, and the descriptors that it has to get."""
+        """Returns the payload for one follower, and the descriptors to send with it."""
         if payload is None or arena is None:
             return payload, ()
         if isinstance(one.channel, RemoteChannel):
@@ -291,7 +291,7 @@ class Publisher:
             while not one.channel.send(data, descriptors, wait=False):
                 if self.is_closed:
                     return
-                time.sleep(0.001)  # it has not taken what was sent before
+                time.sleep(0.001)  # it has not received what was sent before
         except OSError:
             pass  # `_receive` notices that it has ended
 
@@ -308,7 +308,7 @@ class Publisher:
                 self._store.give_back(number)
 
     def _part_from(self, one: _Follower) -> None:
-        """Forgets a follower. What it still sees is never written again: its process may live on."""
+        """Forgets a follower. The memory that it maps is never written again: its process may live on."""
         one.channel.close()
         self._followers.pop(one.hello.rank, None)
         for number, users in list(self._users.items()):
@@ -318,13 +318,13 @@ class Publisher:
                 self._arenas.pop(number).close_descriptor()
 
     def after_fork(self) -> None:
-        """Closes the connections in a forked child: followers would not notice that the reader has ended."""
+        """Closes the connections in a forked child; otherwise followers would not notice that the reader has ended."""
         for one in self._followers.values():
             one.channel.close()
         self._followers.clear()
 
     def close(self) -> None:
-        """Ends all connections; followers then raise. May be called again."""
+        """Closes all connections; followers then raise. May be called again."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _JOIN_SECONDS = 10.0
-_CLOSED = "The loader was closed; make a new iterator to go on."
+_CLOSED = "The loader was closed. Make a new iterator to continue."
 
 
 class ReaderLoader(SavableDataLoader[T]):
@@ -49,7 +49,7 @@ class ReaderLoader(SavableDataLoader[T]):
         super().__init__(dataset, **options)
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that read for others"
-        if group.own != group.members[0]:  # those of other nodes: the first ranks of all groups compare
+        if group.own != group.members[0]:  # a reader on another node: only the first ranks of the groups compare
             self._options = replace(self._options, check_plan=False)
             self._must_compare = False
         self._course = Course()
@@ -85,7 +85,7 @@ class ReaderLoader(SavableDataLoader[T]):
             return super()._next(epoch)
         except StopIteration:
             raise
-        except BaseException:  # what was taken is given back
+        except BaseException:  # what was taken is delivered again
             self._count = before
             raise
 
@@ -105,13 +105,13 @@ class ReaderLoader(SavableDataLoader[T]):
 
 
 def publisher_of(loader: SavableDataLoader[Any], number: int, welcome: Welcome, prefetch_factor: int) -> Publisher:
-    """Returns what gives the batches of a loader to other ranks, which can ask for them from now on.
+    """Returns what sends the batches of a loader to other ranks, which can ask for them from now on.
 
     Args:
         loader: The loader; when it is collected, the connections end.
-        number: Of the loader.
-        welcome: What the other ranks are told.
-        prefetch_factor: How many batches they may be behind.
+        number: Number of the loader.
+        welcome: What the other ranks receive first.
+        prefetch_factor: Number of batches that they may be behind.
     """
     group = loader.worker_config.share_group
     assert group is not None, "get_savable_loader makes this for ranks that give batches to others"
@@ -127,12 +127,12 @@ def publisher_of(loader: SavableDataLoader[Any], number: int, welcome: Welcome, 
 
 
 def hello_of(dataset: SavableDataset[Any], number: int, rank: int) -> Hello:
-    """Returns what the loader of a dataset says of itself to the rank that reads.
+    """Returns the message with which the loader of a dataset introduces itself to the rank that reads.
 
     Args:
         dataset: The outermost dataset.
-        number: Of the loader.
-        rank: Of this process in the whole job.
+        number: Number of the loader.
+        rank: Number of this process in the whole job.
     """
     config = dataset.worker_config
     return Hello(number, rank, asked_as(dataset), (config.rank, config.world_size))
@@ -142,15 +142,15 @@ _ELEMENT, _ENDED, _FAILED = object(), object(), object()
 
 
 class PublishingPrefetcher:
-    """Takes elements of another prefetcher in a thread, and gives each to the followers and to the trainer.
+    """Takes elements of another prefetcher in a thread, and passes each to the followers and to the trainer.
 
     Args:
-        inner: Gives the elements; from now on only the thread uses it.
-        publisher: The followers.
-        course: What the loader was asked for.
+        inner: Yields the elements; from now on only the thread uses it.
+        publisher: Sends the elements to the followers.
+        course: The course of the loader.
         given: Elements, and ends of epochs, that were delivered before.
         state_after: Returns the state of the loader after an element, from the snapshot of `inner`.
-        watchdog: Says how long a wait may take.
+        watchdog: Limits how long a wait may take.
         depth: Elements that may wait for the trainer.
     """
 
@@ -211,7 +211,7 @@ class PublishingPrefetcher:
                 ranks = self._publisher.waits_for
                 waited = time.monotonic() - started
                 if ranks and limit is not None and waited > limit:
-                    raise late_ranks(ranks, waited) from None  # other waits are judged where they happen
+                    raise late_ranks(ranks, waited) from None  # other waits are checked where they happen
 
     def close(self) -> None:
         self._shared.is_stopped = True
@@ -222,23 +222,24 @@ class PublishingPrefetcher:
 
 
 def late_ranks(ranks: tuple[int, ...], seconds: float) -> WatchdogTimeoutError:
-    """Returns the error about ranks that do not take their batches.
+    """Returns the error for ranks that do not take their batches.
 
     Args:
         ranks: Their numbers in the whole job.
-        seconds: How long others have waited for them.
+        seconds: Time for which others have waited for them.
     """
     named = f"Rank {ranks[0]} has" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} have"
     return WatchdogTimeoutError(
         f"{named} not asked for a batch for {seconds:.0f} s, and the ranks that share batches with it wait. All of "
-        "them must call next equally often, and skip_steps, set_weights, resize and the like between the same batches. "
+        "them must call next equally often, and call skip_steps, set_weights, resize and the like between the same "
+        "batches. "
         "Leave a dimension of the mesh out of `shared` if its ranks need no batches, or raise "
         "watchdog_timeout_seconds if a step may take that long."
     )
 
 
 class _Shared:
-    """What the thread and the trainer share. The thread does not refer to the loader, so that this is collected."""
+    """What the thread and the trainer share. It has no reference to the loader, so that the loader can be collected."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""Small files that the processes of a job on one node read once: what is read when datasets are opened.
+"""Small files that are read when datasets are opened: the processes of a job on one node read them once.
 
 The first process that asks binds a Unix socket in the abstract namespace, named after the job, and keeps what was read
-in its memory. Each process asks there before it reads a file. It is given the content, or told to fetch it and hand it
-in; others that ask meanwhile wait. When a process that fetches ends, one that waits is told to fetch. When the one with
-the memory ends, the others read for themselves, or one of them takes its place. Nothing is left behind, because the
-kernel drops the name with the process.
+in its memory: it is the keeper. Each process asks the keeper before it reads a file, and receives either the content or
+a request to fetch and return it; processes that ask meanwhile wait. When the fetching process ends, a waiting one
+receives the request. When the keeper ends, the others read for themselves, or one of them takes its place. Nothing is
+left behind, because the kernel drops the name with the process.
 
-A job is what `torchrun` or Slurm calls one, or what the environment variable ENERGON_DALI_JOB names; "" turns it off.
+A job is one of `torchrun` or Slurm, or the one that the environment variable ENERGON_DALI_JOB names; "" turns this off.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ VARIABLE = "ENERGON_DALI_JOB"
 KEPT_BYTES = 256 << 20
 """Bytes that are kept for other processes; the oldest files are dropped first."""
 KEPT_SECONDS = 600.0
-"""How long a file counts as it was read: a job that opens a dataset later sees what changed."""
+"""How long a file is kept: a job that opens a dataset later sees what changed."""
 MOST_BYTES = 64 << 20
 """Larger files are read by each process."""
 WAIT_SECONDS = 60.0
-"""After this time a process reads by itself what another one is fetching."""
+"""After this time a process reads for itself what another one is fetching."""
 Answer = tuple[str, "bytes | None"]
-"""What a process is told: ("content", the file), or what to do."""
+"""What a process receives: ("content", the file), or what it has to do."""
 _LENGTH = struct.Struct("<q")
 _BACKLOG = 1024
 
@@ -52,7 +52,7 @@ def read_once(name: str, fetch: Callable[[], bytes | None]) -> bytes | None:
 
     Args:
         name: What is read: a URL, and the range of bytes if it is not the whole file.
-        fetch: Reads it; None if there is no such file. Whatever it raises is raised here, and nowhere else.
+        fetch: Reads it; returns None if there is no such file. What it raises is raised only in this process.
     """
     job = job_name()
     if job is None:
@@ -72,7 +72,7 @@ def read_once(name: str, fetch: Callable[[], bytes | None]) -> bytes | None:
     try:
         content = fetch()
     except BaseException:
-        _client.drop()  # another process that waits is told to fetch
+        _client.drop()  # another process that waits has to fetch it then
         raise
     try:
         connection.hand_in(content)
@@ -108,7 +108,7 @@ class NodeReader:
         return str(self._reader.size).encode()
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Returns some bytes from an offset; fewer at the end of the file.
+        """Returns `size` bytes from an offset; fewer at the end of the file.
 
         Raises:
             StorageError: They cannot be read.
@@ -146,9 +146,9 @@ def _address(job: str) -> str:
 
 
 _FETCH: Answer = ("fetch", None)
-"""Read it, and hand it in."""
+"""Read it, and send its content to the keeper."""
 _ALONE: Answer = ("alone", None)
-"""Read it for yourself: it is too large to keep."""
+"""Read it without the keeper: it is too large to keep."""
 
 
 class _Connection:
@@ -220,7 +220,7 @@ class _Client:
                 try:
                     sock.connect(address)
                     if not is_own_user(sock):
-                        raise PermissionError("another user's process has the name of this job")
+                        raise PermissionError("a process of another user has the socket of this job")
                     return sock
                 except ConnectionRefusedError:
                     sock.close()
@@ -232,14 +232,14 @@ class _Client:
         raise ConnectionRefusedError
 
     def drop(self) -> None:
-        """Ends the connection of this thread; the next question makes a new one."""
+        """Closes the connection of this thread; the next request makes a new one."""
         found: _Connection | None = getattr(self._local, "connection", None)
         if found is not None:
             self._local.connection = None
             found.close()
 
     def after_fork(self) -> None:
-        """Leaves the parent's connections in a forked child."""
+        """Drops the parent's connections in a forked child."""
         self.drop()
         self._local, self._lock = threading.local(), threading.Lock()
         if self._keeper is not None:
@@ -248,7 +248,7 @@ class _Client:
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Returns whether the process at the other end of a Unix socket runs as the user of this one."""
+    """Returns whether the process at the other end of a Unix socket runs as the same user as this one."""
     credentials = struct.Struct("3i")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
     return bool(credentials.unpack(found)[1] == os.getuid())
@@ -272,7 +272,7 @@ class Keeper:
         address: Name of the socket.
 
     Raises:
-        OSError: Another process has it.
+        OSError: Another process has this name.
     """
 
     def __init__(self, address: str) -> None:
@@ -318,7 +318,7 @@ class Keeper:
                     connection.close()
 
     def _take(self, connection: socket.socket) -> None:
-        """Takes what has arrived, and acts on each whole message."""
+        """Receives what has arrived, and handles each complete message."""
         data = connection.recv(1 << 20)
         if not data:
             raise EOFError
@@ -370,7 +370,7 @@ class Keeper:
         self._kept_bytes -= len(self._files.pop(name).content or b"")
 
     def _lost(self, connection: socket.socket) -> None:
-        """Lets another process fetch what one that has ended was fetching."""
+        """Lets another process fetch the file that an ended process was fetching."""
         for one in self._files.values():
             if connection in one.waiting:
                 one.waiting.remove(connection)
@@ -387,7 +387,7 @@ class Keeper:
 
 
 def _answer(connection: socket.socket, answer: Answer) -> bool:
-    """Sends an answer; False if the process has ended, which is noticed when its connection is read."""
+    """Sends an answer; False if the process has ended, which `_run` notices when it reads the connection."""
     try:
         _send(connection, answer)
     except OSError:
