@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import secrets
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+HOST_VARIABLE = "ENERGON_DALI_HOST"
+_ELSEWHERE = "10.255.255.255"
+"""An address on another network."""
 _BACKLOG = 256
 """Connections that may wait until the reader accepts them: those of all loaders of all ranks of a node."""
 
@@ -159,13 +163,20 @@ def meet(groups: Sequence[ProcessGroup], *, across_nodes: bool = False) -> Share
 
 
 def _own_host() -> str:
-    """Returns the address at which other nodes of the job reach this one: that of the route to MASTER_ADDR."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((os.environ.get("MASTER_ADDR") or socket.gethostname(), 9))  # nothing is sent
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+    """Returns the address under which other nodes of the job reach this one.
+
+    It is that of the interface which leads to MASTER_ADDR, or on the node of that address to another network.
+    """
+    given = os.environ.get(HOST_VARIABLE)
+    if given:
+        return given
+    for other in (os.environ.get("MASTER_ADDR") or socket.gethostname(), _ELSEWHERE):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            probe.connect((other, 9))  # nothing is sent
+            found = str(probe.getsockname()[0])
+            if not found.startswith("127."):
+                return found
+    return socket.gethostname()
 
 
 def gather(value: Any, groups: Iterable[ProcessGroup]) -> list[Any]:

@@ -123,6 +123,9 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._options = LoaderOptions(**options).resolved(  # type: ignore[arg-type]  # it checks start_method
             rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
         )
+        if group is not None and group.own != group.members[0]:
+            # The first ranks of groups compare their plans: the same ranks of other groups may follow, and not answer.
+            self._options = replace(self._options, check_plan=False)
         import_before_fork(self._tree, self._options.start_method)
         self._auto = auto_workers(self.worker_config)
         self._shared_cache: CachePool | None = None

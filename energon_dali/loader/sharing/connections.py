@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing import AuthenticationError
@@ -24,7 +25,7 @@ from energon_dali.share_group import ShareGroup
 if TYPE_CHECKING:
     from energon_dali.share_group import Member
 
-_GREETING_SECONDS, _CONNECT_SECONDS = 10, 60.0
+_GREETING_SECONDS, _CONNECT_SECONDS, _PAUSE_SECONDS = 10, 60.0, 0.1
 
 
 class Reception:
@@ -86,7 +87,10 @@ class Reception:
         while True:
             try:
                 connection, _ = server.accept()
-            except OSError:  # none is waiting, or the socket was closed meanwhile
+            except BlockingIOError:
+                return
+            except OSError:  # the socket was closed meanwhile, or this process has too many files open
+                time.sleep(_PAUSE_SECONDS)
                 return
             if connection.family != socket.AF_UNIX:
                 threading.Thread(target=self._greet, args=(connection,), name="energon-dali-share", daemon=True).start()
@@ -118,7 +122,13 @@ class Reception:
         if received is not None:
             with self._lock:
                 self._silent.remove(channel)
-                self._waiting.append((decode(received[0]), channel))
+            try:
+                hello = decode(received[0])
+            except Exception:  # no rank of this job sends that
+                channel.close()
+                return
+            with self._lock:
+                self._waiting.append((hello, channel))
 
     def _introduce(self) -> None:
         """Passes connections to their loaders."""
@@ -131,7 +141,10 @@ class Reception:
             if loader is None:  # it was closed meanwhile
                 channel.close()
             else:
-                loader.welcome(hello, channel)
+                try:
+                    loader.welcome(hello, channel)
+                except Exception:  # of one follower: the others are still served
+                    channel.close()
 
     def after_fork(self) -> None:
         """Closes the connections in a forked child; otherwise followers would not notice that the reader has ended."""
@@ -226,7 +239,8 @@ def greeted(connection: socket.socket, secret: str, *, asks_first: bool) -> Remo
     """
     connection.setblocking(True)
     # An option of the socket itself: Python's timeout would make it non-blocking, which Connection does not expect.
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_SECONDS, 0))
+    if asks_first:  # the other end waits as long as this one needs to open its first dataset
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_SECONDS, 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
         connection.setsockopt(socket.IPPROTO_TCP, option, 5)

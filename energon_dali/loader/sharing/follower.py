@@ -8,14 +8,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from energon_dali.datasets.followed import FollowedDataset, asked_as
 from energon_dali.datasets.step_entries import cursor_of
-from energon_dali.errors import ConfigError, StateError
+from energon_dali.errors import ConfigError, StateError, WorkerError
 from energon_dali.loader.deferred_close import close_when_collected
 from energon_dali.loader.processes.messages import rebuild_error
 from energon_dali.loader.processes.serialization import deserialize
@@ -36,7 +36,7 @@ from energon_dali.loader.sharing.messages import (
     decode,
     encode,
 )
-from energon_dali.loader.sharing.reader import PublishingPrefetcher, hello_of, late_ranks, publisher_of
+from energon_dali.loader.sharing.reader import CLOSED, PublishingPrefetcher, hello_of, late_ranks, publisher_of
 from energon_dali.samples.transfer import move, pin_batch
 from energon_dali.shards.storage.forks import drop_in_child
 
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from energon_dali.share_group import Member
 
 T = TypeVar("T")
+
+_WAIT_SECONDS = 0.2
+"""After this time a wait checks whether it has to end."""
 
 
 class FollowerLoader(SavableDataLoader[T]):
@@ -74,6 +77,10 @@ class FollowerLoader(SavableDataLoader[T]):
         self._auto = None
         self._course = Course()
         self._count = 0
+        self._is_stale = False
+        """Whether a call changed the state, which the next batch brings."""
+        self._consumed: int | None = None
+        """The samples that `start_at` named, until the next batch."""
         self._number = group.next_number()
         hello = hello_of(self.dataset, self._number, group.own.rank)
         self._link = Link(group.reader, hello, group.own.node, self._watchdog)
@@ -85,6 +92,7 @@ class FollowerLoader(SavableDataLoader[T]):
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         change = pin_batch if options.pin_memory else None
+        self._link.is_stopped = False
         return _FollowingPrefetcher(self._link, self._course, self._count, self._snapshot, self._watchdog, change)
 
     @property
@@ -94,6 +102,7 @@ class FollowerLoader(SavableDataLoader[T]):
 
     def _next(self, epoch: int) -> T:
         before = self._position
+        self._link.oldest = before
         self._link.is_failing = True  # an error closes this loader, and the reader must not take that for a Goodbye
         try:
             batch = super()._next(epoch)
@@ -104,6 +113,7 @@ class FollowerLoader(SavableDataLoader[T]):
             self._count = before
             raise
         self._link.is_failing = False
+        self._is_stale, self._consumed = False, None
         return batch
 
     def _stop(self) -> bool:
@@ -121,6 +131,11 @@ class FollowerLoader(SavableDataLoader[T]):
 
     def save_state_rank(self) -> State:
         """Returns the state of the rank that reads, after the last batch that was delivered here."""
+        if self._is_stale:
+            raise StateError(
+                "This rank follows another one, and after restore_state_rank, skip_steps, set_weights, resize or "
+                "start_at it receives a state with the next batch. Take a batch first."
+            )
         return self._snapshot or pickle.loads(self._link.welcome().state)
 
     def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
@@ -146,6 +161,7 @@ class FollowerLoader(SavableDataLoader[T]):
     def _note_call(self, name: str, **arguments: Any) -> None:
         position = self._position
         self._stop()
+        self._is_stale = True
         self._course = self._course.after(name, position, arguments)
 
     def skip_steps(self, first: int, stop: int, *, by: Any = "auto") -> None:
@@ -165,7 +181,9 @@ class FollowerLoader(SavableDataLoader[T]):
             ConfigError: The loader has no global batches.
         """
         self._check_global_batches("consumed_samples")
-        return cursor_of(self.save_state_rank()).unit
+        if self._consumed is not None:
+            return self._consumed
+        return cursor_of(self._snapshot or pickle.loads(self._link.welcome().state)).unit
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -188,6 +206,7 @@ class FollowerLoader(SavableDataLoader[T]):
     def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
         """Expects that the rank that reads continues there; see SavableDataLoader.start_at."""
         self._note_call("start_at", consumed_samples=consumed_samples, step=step)
+        self._consumed = consumed_samples
 
     def resize(self, rank: int, world_size: int) -> None:
         """Expects that the rank that reads continues with another number of ranks; see SavableDataLoader.resize."""
@@ -237,6 +256,15 @@ class RemoteFailure(Exception):  # noqa: N818 - it carries one
         self.error = error
 
 
+@dataclass(eq=False)
+class _Kept:
+    """An element that was received."""
+
+    element: Element
+    has_view: bool = False
+    """Whether a batch was made that gives the arena back."""
+
+
 class Link:
     """The connection of a follower's loader to the rank that reads, and what it maps of that rank's memory.
 
@@ -260,10 +288,15 @@ class Link:
         self._released: deque[int] = deque()
         self._late: tuple[int, ...] = ()
         self._is_lost = False
+        self._failed: Failed | None = None
+        self.is_stopped = False
+        """Whether a wait has to end, because the loader stops what waits."""
         self.is_failing = False
         """Whether the loader ends because of an error: its end is then an error for the reader too."""
-        self.unclaimed: Element | None = None
-        """The element that was received and has not been delivered."""
+        self._kept: dict[int, _Kept] = {}
+        """By number, the elements that the trainer has not taken, or took last: Ctrl-C may make it ask again."""
+        self.oldest = 0
+        """Number of the first element that the trainer may ask for."""
 
     def welcome(self) -> Welcome:
         """Returns the reader's answer about its loader; connects first if necessary.
@@ -273,10 +306,12 @@ class Link:
             ConfigError: The reader's loader is for another dataset, or another data-parallel rank.
         """
         if self._channel is None:
-            self._channel = connect(self.reader, self._node)
-            self._send(self._hello)
-        if self._welcome is None:
-            self._welcome = self._receive()
+            channel = connect(self.reader, self._node)
+            with interrupts_deferred():
+                self._channel = channel
+                self._send(self._hello)
+        while self._welcome is None:
+            self._receive()
         if self._welcome.refusal is not None:
             raise ConfigError(
                 f"Rank {self._hello.rank} cannot follow rank {self.reader.rank}: {self._welcome.refusal}. Ranks that "
@@ -291,8 +326,8 @@ class Link:
         except OSError:
             self._is_lost = True  # what it sent before it ended can still be received
 
-    def element(self, course: Course, given: int) -> Element:
-        """Asks for an element, and returns it. It is kept as `unclaimed`, in case Ctrl-C comes before it is delivered.
+    def element(self, course: Course, given: int) -> _Kept:
+        """Asks for an element, and returns it. It is kept until the trainer has asked for a later one.
 
         Args:
             course: The course of the loader.
@@ -301,28 +336,39 @@ class Link:
         Raises:
             RemoteFailure: An exception ended the reader's iteration.
             WorkerDiedError: The reader has ended.
+            WorkerError: The loader was stopped meanwhile.
             WatchdogTimeoutError: Some ranks do not take their batches, or no element arrived in time.
         """
-        found = self.unclaimed
-        if found is None or (found.course, found.given) != (course, given):
+        for number, kept in list(self._kept.items()):
+            if kept.element.course != course or number < self.oldest:
+                self._drop(number)
+        if given not in self._kept:
             self.welcome()
             self._send(Took(course, given, self.take_released()))
-        while found is None or (found.course, found.given) != (course, given):
-            if found is not None and found.payload is not None and found.payload.arena >= 0:
-                self._released.append(found.payload.arena)  # sent before a call that changed what follows
-            self.unclaimed = None
-            message = self._receive()
-            if isinstance(message, Failed):
-                raise RemoteFailure(rebuild_error(message.error, f"rank {self.reader.rank}"))
-            found = message
-        return found
+        while given not in self._kept:
+            self._receive()
+            failed, self._failed = self._failed, None
+            if failed is not None and failed.course.calls >= course.calls:  # otherwise a call has undone it
+                raise RemoteFailure(rebuild_error(failed.error, f"rank {self.reader.rank}"))
+            for number, kept in list(self._kept.items()):
+                if kept.element.course != course:
+                    self._drop(number)  # sent before a call that changed what follows
+        return self._kept[given]
 
-    def _receive(self) -> Any:
-        """Returns the next message other than Waiting; keeps an element as `unclaimed`."""
+    def _drop(self, number: int) -> None:
+        kept = self._kept.pop(number)
+        payload = kept.element.payload
+        if payload is not None and payload.arena >= 0 and not kept.has_view:
+            self._released.append(payload.arena)
+
+    def _receive(self) -> None:
+        """Receives the next message, and keeps it."""
         assert self._channel is not None
         began = time.monotonic()
         while True:
-            readable([self._channel.fileno()], 1.0)
+            if self.is_stopped:
+                raise WorkerError(CLOSED)
+            readable([self._channel.fileno()], _WAIT_SECONDS)
             with interrupts_deferred():  # a message that was taken from the socket must not be lost
                 try:
                     received = self._channel.receive(wait=False)
@@ -331,17 +377,23 @@ class Link:
                         raise ended(self.reader.rank) from None
                     self._is_lost = True  # a reset connection reports that first, and then returns what arrived
                     continue
-                message = None if received is None else decode(received[0])
-                if received is not None and isinstance(message, Element):
-                    self._keep(message.payload, received[1])
-                    self.unclaimed = message
-            if message is None:
-                self._judge(time.monotonic() - began)
-            elif isinstance(message, Waiting):
-                self._late = message.ranks
-            else:
-                self._late = ()
-                return message
+                if received is not None:
+                    self._take(decode(received[0]), received[1])
+                    return
+            self._judge(time.monotonic() - began)
+
+    def _take(self, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, Waiting):
+            self._late = message.ranks
+            return
+        self._late = ()
+        if isinstance(message, Welcome):
+            self._welcome = message
+        elif isinstance(message, Failed):
+            self._failed = message
+        else:
+            self._keep(message.payload, descriptors)
+            self._kept[message.given] = _Kept(message)
 
     def _judge(self, waited: float) -> None:
         limit = self._watchdog.limit_seconds
@@ -349,13 +401,22 @@ class Link:
             raise late_ranks(self._late, waited)
         self._watchdog.check(waited)
 
-    def batch(self, payload: Payload) -> Any:
+    def batch(self, kept: _Kept) -> Any:
         """Returns a batch. Its large tensors are views of a private mapping: other ranks see no writes to them."""
+        payload = kept.element.payload
+        if payload is None:
+            return None
         if payload.arena < 0:
-            return deserialize(memoryview(bytearray(payload.inline)), payload.extents, payload.tensors)
-        if payload.must_copy:
-            return deserialize(self._copied(payload.arena), payload.extents, payload.tensors)
-        return deserialize(self._view(payload.arena), payload.extents, payload.tensors)
+            source = memoryview(bytearray(payload.inline))
+        elif kept.has_view:  # of the same batch, which Ctrl-C kept from the trainer; that view gives the arena back
+            source = self._copied(payload.arena)
+        else:
+            with interrupts_deferred():
+                kept.has_view = True
+                source = self._copied(payload.arena) if payload.must_copy else self._view(payload.arena)
+                if payload.must_copy:
+                    self._released.append(payload.arena)
+        return deserialize(source, payload.extents, payload.tensors)
 
     def _keep(self, payload: Payload | None, descriptors: list[int]) -> None:
         """Records new arenas that arrived with a batch, and drops those that are not used any more."""
@@ -383,9 +444,7 @@ class Link:
 
     def _copied(self, number: int) -> memoryview:
         descriptor, size = self._arenas[number]
-        copied = memoryview(np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8).copy())
-        self._released.append(number)
-        return copied
+        return memoryview(np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8).copy())
 
     def take_released(self) -> tuple[int, ...]:
         """Returns the arenas that were released since the last call."""
@@ -454,16 +513,14 @@ class _FollowingPrefetcher:
         if self._failure is not None:
             raise self._failure
         try:
-            element = self._link.element(self._course, self.given)
+            kept = self._link.element(self._course, self.given)
         except RemoteFailure as failure:
             self._failure = failure.error
             raise failure.error from failure.error.__cause__
-        batch = None if element.payload is None else self._link.batch(element.payload)
+        element, batch = kept.element, self._link.batch(kept)
         if element.payload is not None and element.payload.on_gpu:
             batch = move(batch, "cuda", non_blocking=False)
-        snapshot = pickle.loads(element.state)
-        self._link.unclaimed = None
-        self.snapshot = snapshot
+        self.snapshot = pickle.loads(element.state)
         self.given += 1
         self._watchdog.reset()
         if element.ends_epoch:
@@ -471,4 +528,5 @@ class _FollowingPrefetcher:
         return batch if self._change is None else self._change(batch)
 
     def close(self) -> None:
-        """Does nothing: the connection is the loader's."""
+        """Ends a wait of another thread. The connection is the loader's."""
+        self._link.is_stopped = True

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.errors import ConfigError, WorkerDiedError
+from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.cuda_handoff import find_cuda_tensors
 from energon_dali.loader.processes.messages import failed_stream
 from energon_dali.loader.processes.serialization import SerializedBlock, serialize
@@ -90,7 +90,7 @@ class Publisher:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.waits_for: tuple[int, ...] = ()
         """Ranks for which the reader has been waiting for some seconds."""
-        self.is_closed = False
+        self.is_closed = self.is_interrupted = False
         self.running: Closeable | None = None
         """The prefetcher that publishes now; it is closed before the connections."""
         self.on_close: Callable[[], None] | None = None
@@ -233,12 +233,16 @@ class Publisher:
             return
         pickled = pickle.dumps(state, protocol=5)
         payload, arena = (None, None) if ends_epoch else self._write(batch)
+        here: set[int] = set()
         for one in receivers:
             own, descriptors = self._payload_for(one, payload, arena)
-            self._send(one, Element(course, number, pickled, ends_epoch, own), descriptors)
-            one.sent = number + 1
+            if self._send(one, Element(course, number, pickled, ends_epoch, own), descriptors):
+                one.sent = number + 1
+                if arena is not None and not isinstance(one.channel, RemoteChannel):
+                    here.add(one.hello.rank)
+                    one.known.add(arena.number)
+                    one.dropped.clear()
         if arena is not None:
-            here = {one.hello.rank for one in receivers if not isinstance(one.channel, RemoteChannel)}
             if here:
                 self._users[arena.number] = here
             else:
@@ -271,10 +275,9 @@ class Publisher:
             return payload, ()
         if isinstance(one.channel, RemoteChannel):
             return replace(payload, arena=-1, inline=bytes(arena.memory[: payload.size])), ()
-        dropped, one.dropped = tuple(one.dropped), []
+        dropped = tuple(one.dropped)
         if arena.number in one.known:
             return replace(payload, dropped=dropped), ()
-        one.known.add(arena.number)
         assert arena.descriptor is not None
         return replace(payload, dropped=dropped, new_capacity=arena.capacity), (arena.descriptor,)
 
@@ -283,17 +286,24 @@ class Publisher:
         message = Failed(course, number, failed_stream(0, 0, error, None))
         for one in self._followers.values():
             if not one.is_gone:
-                self._send(one, message)
+                with contextlib.suppress(WorkerError):  # perhaps the error itself: too many open files
+                    self._send(one, message)
 
-    def _send(self, one: _Follower, message: FromReader, descriptors: tuple[int, ...] = ()) -> None:
+    def _send(self, one: _Follower, message: FromReader, descriptors: tuple[int, ...] = ()) -> bool:
+        """Sends a message; returns whether it was sent.
+
+        Raises:
+            WorkerError: The system refused what it needs.
+        """
         data = encode(message)
         try:
             while not one.channel.send(data, descriptors, wait=False):
-                if self.is_closed:
-                    return
+                if self.is_closed or self.is_interrupted:
+                    return False
                 time.sleep(0.001)  # it has not received what was sent before
         except OSError:
-            pass  # `_receive` notices that it has ended
+            return False  # `_receive` notices that it has ended
+        return True
 
     # --- memory -----------------------------------------------------------------------------------------------------
 

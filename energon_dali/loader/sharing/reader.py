@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _JOIN_SECONDS = 10.0
-_CLOSED = "The loader was closed. Make a new iterator to continue."
+CLOSED = "The loader was closed. Make a new iterator to continue."
 
 
 class ReaderLoader(SavableDataLoader[T]):
@@ -177,7 +177,7 @@ class PublishingPrefetcher:
         # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
         name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
         self._thread = threading.Thread(target=_run, args=(self._shared,), name=name, daemon=True)
-        publisher.running = self
+        publisher.running, publisher.is_interrupted = self, False
         self._thread.start()
 
     @property
@@ -214,7 +214,7 @@ class PublishingPrefetcher:
                     raise late_ranks(ranks, waited) from None  # other waits are checked where they happen
 
     def close(self) -> None:
-        self._shared.is_stopped = True
+        self._shared.is_stopped = self._publisher.is_interrupted = True
         self._publisher.wake()
         self._inner.close()
         if self._thread is not threading.current_thread():
@@ -273,6 +273,8 @@ def _run(shared: _Shared) -> None:
         while publisher.wait_for_room(course, number, shared.wanted_by_trainer, epoch_end):
             try:
                 element = shared.inner.next()
+                if shared.is_stopped:  # another thread may publish by now
+                    break
             except StopIteration:
                 snapshot = shared.inner.snapshot
                 state = shared.state_after(snapshot, ends_epoch=True)
@@ -286,8 +288,10 @@ def _run(shared: _Shared) -> None:
                 shared.items.put((_ELEMENT, (element, shared.handoff.record(element)), snapshot))
                 element = None
             number += 1
-        shared.items.put((_FAILED, WorkerError(_CLOSED), None))
+        shared.items.put((_FAILED, WorkerError(CLOSED), None))
     except BaseException as error:
-        if not shared.is_stopped:
-            publisher.fail(course, number, error)
-        shared.items.put((_FAILED, error, None))
+        try:
+            if not shared.is_stopped:
+                publisher.fail(course, number, error)
+        finally:
+            shared.items.put((_FAILED, error, None))

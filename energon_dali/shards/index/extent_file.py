@@ -316,8 +316,10 @@ class _LocalCopy:
         return os.pread(self._file.fileno(), size, offset)
 
     def forget(self, index: int) -> None:
-        """Makes the next request copy a section again."""
+        """Makes the next request copy a section again, from the file itself."""
         self._copied[index] = 0
+        if isinstance(self._reader, NodeReader):
+            self._reader.is_alone = True
 
     def _bounds(self, index: int) -> tuple[int, int]:
         """Returns the offsets of the first byte of a section and of the one after its last."""

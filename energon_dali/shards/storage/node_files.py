@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 VARIABLE = "ENERGON_DALI_JOB"
 KEPT_BYTES = 256 << 20
 """Bytes that are kept for other processes; the oldest files are dropped first."""
+MISSING_SECONDS = 30.0
+"""How long a file that was missing counts as missing."""
 KEPT_SECONDS = 600.0
 """How long a file is kept: a job that opens a dataset later sees what changed."""
 MOST_BYTES = 64 << 20
@@ -45,6 +47,7 @@ Answer = tuple[str, "bytes | None"]
 """What a process receives: ("content", the file), or what it has to do."""
 _LENGTH = struct.Struct("<q")
 _BACKLOG = 1024
+_PAUSE_SECONDS = 0.1
 
 
 def read_once(name: str, fetch: Callable[[], bytes | None]) -> bytes | None:
@@ -62,9 +65,12 @@ def read_once(name: str, fetch: Callable[[], bytes | None]) -> bytes | None:
         return fetch()
     try:
         answer = connection.ask(name)
-    except (OSError, EOFError):
-        _client.drop()
+    except (OSError, EOFError) as error:
+        _client.drop(pause_seconds=WAIT_SECONDS if isinstance(error, TimeoutError) else 0.0)
         return fetch()
+    except BaseException:  # such as Ctrl-C: what arrives later would be taken for the answer to another question
+        _client.drop()
+        raise
     if answer == _ALONE:
         return fetch()
     if answer != _FETCH:
@@ -78,6 +84,9 @@ def read_once(name: str, fetch: Callable[[], bytes | None]) -> bytes | None:
         connection.hand_in(content)
     except OSError:
         _client.drop()
+    except BaseException:
+        _client.drop()
+        raise
     return content
 
 
@@ -95,6 +104,9 @@ class NodeReader:
     def __init__(self, path: StoragePath) -> None:
         self._path = path
         self._reader: RangeReader | None = None
+        self._lock = threading.Lock()
+        self.is_alone = False
+        """Whether this process reads for itself from now on, because what was kept is damaged."""
         size = read_once(f"{path.url} size", self._find_size)
         if size is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.url)
@@ -113,13 +125,16 @@ class NodeReader:
         Raises:
             StorageError: They cannot be read.
         """
+        if self.is_alone:
+            return self._read(offset, size)
         return read_once(f"{self._path.url} {self.size} {offset}+{size}", lambda: self._read(offset, size)) or b""
 
     read_view = read_at
 
     def _read(self, offset: int, size: int) -> bytes:
-        if self._reader is None:
-            self._reader = self._path.open(self.size)
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._path.open(self.size)
         return self._reader.read_at(offset, size)
 
     def close(self) -> None:
@@ -217,6 +232,7 @@ class _Client:
         with self._lock:
             for _ in range(3):
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.settimeout(WAIT_SECONDS)
                 try:
                     sock.connect(address)
                     if not is_own_user(sock):
@@ -231,8 +247,14 @@ class _Client:
                     raise
         raise ConnectionRefusedError
 
-    def drop(self) -> None:
-        """Closes the connection of this thread; the next request makes a new one."""
+    def drop(self, pause_seconds: float = 0.0) -> None:
+        """Ends the connection of this thread; the next question makes a new one.
+
+        Args:
+            pause_seconds: How long this process reads for itself before.
+        """
+        if pause_seconds:
+            self._failed_until = time.monotonic() + pause_seconds
         found: _Connection | None = getattr(self._local, "connection", None)
         if found is not None:
             self._local.connection = None
@@ -264,6 +286,10 @@ class _File:
     content: bytes | None = None
     since: float = 0.0
 
+    def is_old(self) -> bool:
+        """Returns whether it has to be fetched again."""
+        return time.monotonic() - self.since > (MISSING_SECONDS if self.content is None else KEPT_SECONDS)
+
 
 class Keeper:
     """Keeps the files in a thread of the first process of a job on its node.
@@ -292,18 +318,22 @@ class Keeper:
         threading.Thread(target=self._run, name="energon-dali-files", daemon=True).start()
 
     def _run(self) -> None:
+        connections: dict[int, socket.socket] = {}
+        try:
+            self._serve(connections)
+        finally:  # so that others notice, and one of them takes its place
+            self.server.close()
+            for connection in connections.values():
+                connection.close()
+
+    def _serve(self, connections: dict[int, socket.socket]) -> None:
         poller = select.poll()
         poller.register(self.server, select.POLLIN)
-        connections: dict[int, socket.socket] = {}
         while True:
             for number, _ in poller.poll():
                 if number == self.server.fileno():
-                    with contextlib.suppress(OSError):
-                        new, _ = self.server.accept()
-                        if not is_own_user(new):
-                            new.close()
-                            continue
-                        new.settimeout(WAIT_SECONDS)
+                    new = self._accepted()
+                    if new is not None:
                         connections[new.fileno()] = new
                         self._parts[new] = bytearray()
                         poller.register(new, select.POLLIN)
@@ -311,11 +341,25 @@ class Keeper:
                 connection = connections[number]
                 try:
                     self._take(connection)
-                except (OSError, EOFError, pickle.UnpicklingError):
+                except Exception:  # it has ended, or sends what no process of this job sends
                     poller.unregister(number)
                     del connections[number], self._parts[connection]
                     self._lost(connection)
                     connection.close()
+
+    def _accepted(self) -> socket.socket | None:
+        try:
+            new, _ = self.server.accept()
+        except BlockingIOError:
+            return None
+        except OSError:  # too many open files
+            time.sleep(_PAUSE_SECONDS)
+            return None
+        if not is_own_user(new):
+            new.close()
+            return None
+        new.settimeout(WAIT_SECONDS)
+        return new
 
     def _take(self, connection: socket.socket) -> None:
         """Receives what has arrived, and handles each complete message."""
@@ -337,7 +381,7 @@ class Keeper:
 
     def _asked(self, connection: socket.socket, name: str) -> None:
         known = self._files.get(name)
-        if known is not None and known.fetching is None and time.monotonic() - known.since > KEPT_SECONDS:
+        if known is not None and known.fetching is None and known.is_old():
             self._forget(name)
             known = None
         if known is None:

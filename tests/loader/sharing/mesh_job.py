@@ -59,6 +59,8 @@ class Plan:
     nodes: str | None = None
     """A letter for the node of each rank, as ranks on other nodes cannot reach each other's memory."""
     across_nodes: bool = False
+    interrupted: int | None = None
+    """A rank in which Ctrl-C comes while the fourth batch is on its way to the trainer, who then goes on."""
     pairs: bool = False
     """Whether the first half of the ranks are encoders, each for one rank of the other half."""
     differ: bool = False
@@ -89,6 +91,18 @@ class Numbers(ed.DefaultTaskEncoder):  # type: ignore[type-arg]
             "pixels": torch.full((3, 40, 40), float(number)),
             "text": sample.text,
         }
+
+
+class Interrupted:
+    """Interrupts the delivery of one batch."""
+
+    batches = 0
+
+    def of(self, batch: Any) -> Any:
+        self.batches += 1
+        if self.batches == 4:
+            raise KeyboardInterrupt
+        return batch
 
 
 def digest(batch: Any) -> str:
@@ -122,6 +136,8 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
     seen: list[list[Any]] = []
     kept = []
     batches = iter(loader)
+    if rank is not None and rank == plan.interrupted:
+        loader.worker_config.delivery = Interrupted()
     while len(seen) < plan.batches:
         for after, method, arguments in plan.calls:
             if after == len(seen):
@@ -135,6 +151,9 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
             batch = next(batches)
         except StopIteration:
             seen.append(["end", digest(loader.save_state_rank())])
+            batches = iter(loader)
+            continue
+        except KeyboardInterrupt:
             batches = iter(loader)
             continue
         kept.append((batch, digest(batch)))

@@ -118,6 +118,7 @@ def check_equal(folder: Path, plan: Plan, reports: dict[int, Any], state: Any = 
             replace(DP2_TP2, workers=1, batches=9, calls=[[3, "close", {}], [7, "close", {}]], pause_seconds=0.05),
             id="closed and opened again",
         ),
+        pytest.param(replace(DP2_TP2, workers=1, batches=12, interrupted=1, keep=True), id="follower interrupted"),
         pytest.param(replace(DP2_TP2, megatron=True, batches=3), id="Megatron"),
     ],
 )
@@ -173,6 +174,13 @@ def test_ranks_on_several_nodes(jobs: Jobs, folder: Path, nodes: str, across_nod
         assert "error" not in report, report["error"]
         assert report["kind"] == KINDS[kinds[rank]]
         assert report["seen"] == expected
+
+
+@pytest.mark.parametrize("interrupted", [2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_a_relay_goes_on_after_calls_and_interruptions(jobs: Jobs, folder: Path, interrupted: int) -> None:
+    calls = [[2, "close", {}], [5, "skip_steps", {"first": 7, "stop": 9}], [10, "close", {}]]
+    plan = Plan({"tp": 4}, [], ["tp"], nodes="aabb", across_nodes=True, workers=1, batches=12, calls=calls, keep=True)
+    check_equal(folder, replace(plan, interrupted=interrupted), jobs.run(replace(plan, interrupted=interrupted)))
 
 
 @pytest.mark.sweep
