@@ -187,9 +187,12 @@ class PublishingPrefetcher:
     def next(self) -> Any:
         if self._failure is not None:
             raise self._failure
-        self._shared.wanted = self.given
-        self._publisher.wake()
-        kind, value, snapshot = self._take()
+        try:
+            kind, value, snapshot = self._shared.items.get_nowait()
+            self._ask()
+        except queue.Empty:
+            self._ask()
+            kind, value, snapshot = self._take()
         if kind is _FAILED:
             self._failure = value
             raise value
@@ -200,6 +203,11 @@ class PublishingPrefetcher:
         element, ready = value
         self._handoff.receive(element, ready)
         return element
+
+    def _ask(self) -> None:
+        """Lets the thread go on: the trainer has asked for one more element."""
+        self._shared.wanted = self.given
+        self._publisher.wake()
 
     def _take(self) -> tuple[object, Any, Any]:
         started = time.monotonic()
