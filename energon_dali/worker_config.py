@@ -278,9 +278,8 @@ class WorkerConfig(metaclass=_ActiveConfig):
             StateError: torch.distributed is not initialised.
             ConfigError: A role is unknown.
         """
-        return cls._from_axes(
-            axes_of_groups(data_parallel_group, shared), num_workers, deliver, cut, across_nodes, kwargs
-        )
+        axes = axes_of_groups(data_parallel_group, shared)
+        return cls._from_axes(axes, num_workers, deliver, cut, across_nodes, kwargs)
 
     @classmethod
     def from_megatron(
