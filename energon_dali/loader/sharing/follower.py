@@ -11,12 +11,12 @@ from energon_dali.datasets.followed import FollowedDataset, asked_as
 from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.deferred_close import close_when_collected
-from energon_dali.loader.savable_loader import SavableDataLoader, without_failures
+from energon_dali.loader.savable_loader import without_failures
 from energon_dali.loader.sharing.link import Link, RemoteFailure
 from energon_dali.loader.sharing.messages import (
     Course,
 )
-from energon_dali.loader.sharing.reader import PublishingPrefetcher, hello_of, publisher_of
+from energon_dali.loader.sharing.reader import PublishingPrefetcher, SharingLoader, hello_of, publisher_of
 from energon_dali.samples.transfer import move, pin_batch
 from energon_dali.shards.storage.forks import drop_in_child
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class FollowerLoader(SavableDataLoader[T]):
+class FollowerLoader(SharingLoader[T]):
     """A loader whose batches another rank reads; `get_savable_loader` makes it.
 
     Its batches, states and ends of epochs are those of that rank's loader. `restore_state_rank`, `skip_steps`,
@@ -42,8 +42,6 @@ class FollowerLoader(SavableDataLoader[T]):
         **options: Those of SavableDataLoader; the ones for reading and decoding have no effect.
     """
 
-    shares_batches = True
-
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
         # Files of traces and logs are named after the data-parallel rank, and are the reader's.
         config = replace(dataset.worker_config, trace_path=None, worker_debug_path=None)
@@ -51,8 +49,6 @@ class FollowerLoader(SavableDataLoader[T]):
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that follow others"
         self._auto = None
-        self._course = Course()
-        self._count = 0
         self._is_stale = False
         """Whether a call changed the state, which the next batch brings."""
         self._consumed: int | None = None
@@ -71,32 +67,21 @@ class FollowerLoader(SavableDataLoader[T]):
         self._link.is_stopped = False
         return _FollowingPrefetcher(self._link, self._course, self._count, self._snapshot, self._watchdog, change)
 
-    @property
-    def _position(self) -> int:
-        """Elements, and ends of epochs, that were delivered."""
-        return getattr(self._prefetcher, "given", self._count)
-
     def _next(self, epoch: int) -> T:
-        before = self._position
-        self._link.oldest = before
+        self._link.oldest = self._position
         self._link.is_failing = True  # an error closes this loader, and the reader must not take that for a Goodbye
         try:
             batch = super()._next(epoch)
         except StopIteration:
-            self._link.is_failing = False
+            self._note_arrival()
             raise
-        except BaseException:  # what was taken is delivered again
-            self._count = before
-            raise
-        self._link.is_failing = False
-        self._is_stale, self._consumed = False, None
+        self._note_arrival()
         return batch
 
-    def _stop(self) -> bool:
-        position = self._position
-        stopped = super()._stop()
-        self._count = max(position, self._count)
-        return stopped
+    def _note_arrival(self) -> None:
+        """Notes that a batch, or the end of an epoch, arrived with its state."""
+        self._link.is_failing = self._is_stale = False
+        self._consumed = None
 
     def close(self) -> None:
         """Ends the iteration. A later one continues after the last batch, as on the rank that reads."""
@@ -135,10 +120,9 @@ class FollowerLoader(SavableDataLoader[T]):
         self._note_call("restore_state_rank", state=without_failures(state))
 
     def _note_call(self, name: str, **arguments: Any) -> None:
-        position = self._position
         self._stop()
         self._is_stale = True
-        self._course = self._course.after(name, position, arguments)
+        super()._note_call(name, **arguments)
 
     def skip_steps(self, first: int, stop: int, *, by: Any = "auto") -> None:
         """Expects that the rank that reads skips the same steps; see SavableDataLoader.skip_steps."""

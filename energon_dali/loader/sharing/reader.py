@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.datasets.followed import asked_as
@@ -35,7 +35,42 @@ _JOIN_SECONDS = 10.0
 CLOSED = "The loader was closed. Make a new iterator to continue."
 
 
-class ReaderLoader(SavableDataLoader[T]):
+class SharingLoader(SavableDataLoader[T]):
+    """What the loaders of ranks that share batches have in common: a course, and how much they have delivered."""
+
+    shares_batches = True
+
+    def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self._course = Course()
+        self._count = 0
+
+    @property
+    def _position(self) -> int:
+        """Elements, and ends of epochs, that were delivered."""
+        return getattr(self._prefetcher, "given", self._count)
+
+    def _next(self, epoch: int) -> T:
+        before = self._position
+        try:
+            return super()._next(epoch)
+        except StopIteration:
+            raise
+        except BaseException:  # what was taken is delivered again
+            self._count = before
+            raise
+
+    def _stop(self) -> bool:
+        position = self._position
+        stopped = super()._stop()
+        self._count = max(position, self._count)
+        return stopped
+
+    def _note_call(self, name: str, **arguments: Any) -> None:
+        self._course = self._course.after(name, self._position, arguments)
+
+
+class ReaderLoader(SharingLoader[T]):
     """A loader that also gives its batches to the ranks that follow this one; `get_savable_loader` makes it.
 
     Args:
@@ -43,17 +78,10 @@ class ReaderLoader(SavableDataLoader[T]):
         **options: As those of SavableDataLoader.
     """
 
-    shares_batches = True
-
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
         super().__init__(dataset, **options)
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that read for others"
-        if group.own != group.members[0]:  # a reader on another node: only the first ranks of the groups compare
-            self._options = replace(self._options, check_plan=False)
-            self._must_compare = False
-        self._course = Course()
-        self._count = 0
         batches = self._tree.global_batches
         first = self._make_state(self._delivered())
         welcome = Welcome(
@@ -78,30 +106,6 @@ class ReaderLoader(SavableDataLoader[T]):
         return PublishingPrefetcher(
             inner, self._publisher, self._course, self._count, state_after, self._watchdog, options.prefetch_factor
         )
-
-    def _next(self, epoch: int) -> T:
-        before = self._position
-        try:
-            return super()._next(epoch)
-        except StopIteration:
-            raise
-        except BaseException:  # what was taken is delivered again
-            self._count = before
-            raise
-
-    @property
-    def _position(self) -> int:
-        """Elements, and ends of epochs, that were delivered."""
-        return getattr(self._prefetcher, "given", self._count)
-
-    def _stop(self) -> bool:
-        position = self._position
-        stopped = super()._stop()
-        self._count = max(position, self._count)
-        return stopped
-
-    def _note_call(self, name: str, **arguments: Any) -> None:
-        self._course = self._course.after(name, self._position, arguments)
 
 
 def publisher_of(loader: SavableDataLoader[Any], number: int, welcome: Welcome, prefetch_factor: int) -> Publisher:
@@ -176,7 +180,7 @@ class PublishingPrefetcher:
         self._shared = _Shared(inner, publisher, course, given, state_after, self._handoff)
         # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
         name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
-        self._thread = threading.Thread(target=_run, args=(self._shared,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._shared, given), name=name, daemon=True)
         publisher.running, publisher.is_interrupted = self, False
         self._thread.start()
 
@@ -240,42 +244,32 @@ def late_ranks(ranks: tuple[int, ...], seconds: float) -> WatchdogTimeoutError:
     return WatchdogTimeoutError(
         f"{named} not asked for a batch for {seconds:.0f} s, and the ranks that share batches with it wait. All of "
         "them must call next equally often, and call skip_steps, set_weights, resize and the like between the same "
-        "batches. "
-        "Leave a dimension of the mesh out of `shared` if its ranks need no batches, or raise "
+        "batches. Leave a dimension of the mesh out of `shared` if its ranks need no batches, or raise "
         "watchdog_timeout_seconds if a step may take that long."
     )
 
 
+@dataclass(eq=False)
 class _Shared:
     """What the thread and the trainer share. It has no reference to the loader, so that the loader can be collected."""
 
-    def __init__(
-        self,
-        inner: Prefetcher,
-        publisher: Publisher,
-        course: Course,
-        given: int,
-        state_after: Callable[..., State],
-        handoff: CudaHandoff,
-    ) -> None:
-        self.inner = inner
-        self.publisher = publisher
-        self.course = course
-        self.first = given
-        self.wanted = given
-        """Number of the element that the trainer asked for last."""
-        self.state_after = state_after
-        self.handoff = handoff
-        self.items: queue.SimpleQueue[tuple[object, Any, Any]] = queue.SimpleQueue()
-        self.is_stopped = False
+    inner: Prefetcher
+    publisher: Publisher
+    course: Course
+    wanted: int
+    """Number of the element that the trainer asked for last."""
+    state_after: Callable[..., State]
+    handoff: CudaHandoff
+    items: queue.SimpleQueue[tuple[object, Any, Any]] = field(default_factory=queue.SimpleQueue)
+    is_stopped: bool = False
 
     def wanted_by_trainer(self) -> int | None:
         return None if self.is_stopped or self.publisher.is_closed else self.wanted
 
 
-def _run(shared: _Shared) -> None:
+def _run(shared: _Shared, first: int) -> None:
     """Thread body."""
-    publisher, course, number, epoch_end = shared.publisher, shared.course, shared.first, -1
+    publisher, course, number, epoch_end = shared.publisher, shared.course, first, -1
     try:
         shared.handoff.enter()
         while publisher.wait_for_room(course, number, shared.wanted_by_trainer, epoch_end):
