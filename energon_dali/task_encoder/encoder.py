@@ -29,6 +29,7 @@ HOOKS = (
     "encode_sample",
     "select_samples_to_pack",
     "postencode_sample",
+    "cut_sample",
     "pack_selected_samples",
     "batch_group_criterion",
     "batch",
@@ -99,6 +100,18 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     def postencode_sample(self, sample: T_sample) -> T_encoded_sample:
         """Returns the sample in the form that the task needs, after it was selected for a pack; media are decoded."""
         return sample  # type: ignore[return-value]
+
+    def cut_sample(self, sample: T_encoded_sample, length: int) -> T_encoded_sample:
+        """Returns an encoded sample of at most a length. With PlannedPacks, long samples are cut if it is overridden.
+
+        Args:
+            sample: An encoded sample that is longer than its place in a pack.
+            length: The length that it may have, in the measure of the packs.
+
+        Raises:
+            ConfigError: It is not overridden.
+        """
+        raise _not_overridden(self, "cut_sample", "PlannedPacks")
 
     def pack_selected_samples(self, samples: list[T_encoded_sample]) -> T_encoded_sample:
         """Returns one sample made of a group of samples.
