@@ -66,6 +66,8 @@ _import_name, __dir__, __all__ = attach(
             "DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset prepare_metadataset "
             "traverse_metadataset"
         ),
+        "plan.balance": "Balance",
+        "plan.costs": "ColumnCost FittedCost TransformerCost fit_cost",
         "samples.base": "Batch CrudeSample Sample SourceInfo edataclass",
         "samples.batching": "batch_list batch_pad_stack batch_stack generic_batch",
         "samples.context_parallel": "ContextCut cut_sequence pad_lengths padding_multiple positions_of_rank",

@@ -174,6 +174,21 @@ from energon_dali.metadataset.loader import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
+from energon_dali.plan.balance import (
+    Balance as Balance,
+)
+from energon_dali.plan.costs import (
+    ColumnCost as ColumnCost,
+)
+from energon_dali.plan.costs import (
+    FittedCost as FittedCost,
+)
+from energon_dali.plan.costs import (
+    TransformerCost as TransformerCost,
+)
+from energon_dali.plan.costs import (
+    fit_cost as fit_cost,
+)
 from energon_dali.samples.base import (
     Batch as Batch,
     CrudeSample as CrudeSample,
