@@ -19,7 +19,7 @@ from energon_dali.plan.measured import NOT_MEASURED, TEXT_TOKENS, TOKENS, VISION
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.documents.content import MAX_DOCUMENT_BYTES
 from energon_dali.shards.measures.description import BLOCK, HEADER, MAGIC, Column, Description, parse_description
-from energon_dali.shards.prepare.scanning import cache_folder
+from energon_dali.shards.prepare.journal import cache_folder
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import atomic_file, writing
 from energon_dali.shards.storage.local import LocalReader
