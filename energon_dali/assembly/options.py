@@ -27,7 +27,7 @@ from energon_dali.plan.packs import PackRule
 from energon_dali.shards import PartList
 from energon_dali.task_encoder.context import BUILD_HOOKS
 from energon_dali.task_encoder.default import DefaultTaskEncoder
-from energon_dali.task_encoder.encoder import HOOKS, TaskEncoder, overridden
+from energon_dali.task_encoder.encoder import HOOKS, MEASURE_HOOK, TaskEncoder, overridden
 from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks
 from energon_dali.task_encoder.planned_packs import PlannedPacks
 from energon_dali.worker_config import WorkerConfig
@@ -389,7 +389,7 @@ def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
     if not isinstance(encoder, TaskEncoder):
         hint = " Give an instance: write parentheses after the class." if isinstance(encoder, type) else ""
         raise ConfigError(f"task_encoder={encoder!r} is not an instance of energon_dali.TaskEncoder.{hint}")
-    for hook in HOOKS:
+    for hook in (*HOOKS, MEASURE_HOOK):
         refuse_async(getattr(encoder, hook))
     decoder = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "placement")):
