@@ -1,7 +1,8 @@
 """How long ranks wait for each other, by simulation: `python -m benchmarks.balance`.
 
 Steps of 4 packs per rank are drawn from a mixture of texts, images, documents and videos, and dealt by several
-policies. The balance of a step is the mean over the maximum load of the ranks, vision encoder and language model together (`balance_of`). Writes benchmarks/results/balance.json and docs/images/balance.png.
+policies. The balance of a step is the mean over the maximum load of the ranks, vision encoder and language model
+together (`balance_of`). Writes benchmarks/results/balance.json and docs/images/balance.png.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ MICRO_BATCHES = 4
 MODELS = {
     "ViT of 1280 x 32": TransformerCost(4096, 32, vision_hidden_size=1280, vision_layers=32),
     "ViT of 3200 x 45": TransformerCost(4096, 32, vision_hidden_size=3200, vision_layers=45),
+    "language model alone": TransformerCost(4096, 32),
 }
-"""A language model of 8 billion parameters, with a small and with a large vision encoder."""
+"""A language model of 8 billion parameters, with a small, a large, and no vision encoder."""
 
 Policy = Callable[[Int64Array, int, Per], Int64Array]
 
@@ -136,10 +138,10 @@ def plot(document: dict[str, Any], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 4, figsize=(11, 3.2), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(2, 3, figsize=(10, 6), sharey=True, layout="constrained")
     panels = [(model, per) for per in PER for model in MODELS]
     markers = dict(zip(POLICIES, "o^vs", strict=True))
-    for axis, (model, per) in zip(axes, panels, strict=True):
+    for axis, (model, per) in zip(axes.flat, panels, strict=True):
         for policy in POLICIES:
             rows = [
                 one for one in document["rows"] if (one["model"], one["per"], one["policy"]) == (model, per, policy)
@@ -154,8 +156,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
         axis.set_xlabel(f"ranks, {MICRO_BATCHES} packs each", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("mean over max load (1: no rank waits)", fontsize=8)
-    axes[0].legend(fontsize=7, frameon=False, loc="lower left")
+    axes[0, 0].set_ylabel("mean over max load (1: no rank waits)", fontsize=8)
+    axes[0, 0].legend(fontsize=7, frameon=False, loc="lower left")
     figure.supxlabel(f"Simulated; {document['command']}, commit {document['commit']}.", fontsize=7, color=INK)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
