@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.assembly.builder import Builder
+from energon_dali.assembly.measured_plan import open_measured
 from energon_dali.assembly.mixture import LoadedSource, blended_plan, chained_plan, dataset_of, open_sources
 from energon_dali.assembly.options import DATASET_OPTIONS, AnyEncoder, DatasetOptions, overridden_build_hooks
 from energon_dali.assembly.pipeline import build_stages
@@ -19,8 +20,10 @@ from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
 from energon_dali.errors import ConfigError, EmptyDatasetError
 from energon_dali.metadataset.reference import ResolvedBlend
+from energon_dali.plan.balance import Balance
 from energon_dali.plan.global_step import Uneven
 from energon_dali.shards.documents.content import excerpt
+from energon_dali.task_encoder.planned_packs import PlannedPacks
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -47,6 +50,9 @@ def get_train_dataset(
     global_batch_size: int | None = None,
     uneven: Uneven = "error",
     on_missing: OnMissing = "spare",
+    packs: PlannedPacks | None = None,
+    balance: Balance | None = None,
+    allow_estimates: bool = False,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
     """Returns the training dataset of a path: shuffled, repeated, through the task encoder, in batches.
@@ -70,7 +76,8 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier: Number of epochs whose slices are shuffled together; -1 draws with replacement;
             None keeps file order.
         blend_by: Unit of the weights of a metadataset: None is samples; "tokens" counts text (the field tokens,
-            input_ids or length) and vision tokens of encoded samples; or a function from an encoded sample to a number.
+            input_ids or length) and vision tokens of encoded samples, or with global_batch_size takes the means of what
+            was measured; or a function from an encoded sample to a number.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         repeat: Start again after each epoch; False ends after one.
         global_batch_size: Samples that all ranks together take in one step (docs/global-batches.md). The steps then do
@@ -80,6 +87,11 @@ def get_train_dataset(
             the next smaller multiple; "ragged" deals the ranks counts that differ by one.
         on_missing: With global_batch_size, what takes the place of a sample that fails: "spare", another one of its
             dataset; "shrink", nothing.
+        packs: With global_batch_size, which then counts packs, as batch_size does: how samples are packed by the
+            lengths that `energon-dali measure` stored (docs/balance.md). None does not pack.
+        balance: With global_batch_size, how the samples or packs of a step are dealt so that no rank waits for another,
+            by what was measured. None deals them in their order.
+        allow_estimates: Let balance take estimates from the sizes of files where a dataset was not measured.
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.
 
     Raises:
@@ -109,6 +121,9 @@ def get_val_dataset(
     allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
     global_batch_size: int | None = None,
+    packs: PlannedPacks | None = None,
+    balance: Balance | None = None,
+    allow_estimates: bool = False,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
     """Returns the validation dataset of a path: in file order, each sample once per epoch.
@@ -128,6 +143,9 @@ def get_val_dataset(
         global_batch_size: Samples that all ranks together take in one step; each sample comes once and all ranks
             deliver equally many batches, on any number of ranks. A batch that holds none of the data has num_units 0
             (docs/global-batches.md). None divides the samples among streams.
+        packs: As in `get_train_dataset`.
+        balance: As in `get_train_dataset`.
+        allow_estimates: As in `get_train_dataset`.
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.
 
     Raises:
@@ -157,6 +175,9 @@ def get_val_datasets(
     allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
     global_batch_size: int | None = None,
+    packs: PlannedPacks | None = None,
+    balance: Balance | None = None,
+    allow_estimates: bool = False,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], Source]]:
     """Returns (validation dataset, its source) for every dataset that a path names; arguments as in `get_val_dataset`.
@@ -209,8 +230,9 @@ def _tree_of(
     if overridden_build_hooks(options.encoder):
         tree = Builder(blend, sources, options).build()
     else:
-        plan = blended_plan(blend, sources, options) if options.training else chained_plan(sources)
-        tree = build_stages(dataset_of(plan, opened, options), options)
+        measured = open_measured(blend, sources, options)
+        plan = blended_plan(blend, sources, options, measured) if options.training else chained_plan(sources)
+        tree = build_stages(dataset_of(plan, opened, options, measured), options)
     tree.__dict__["asked_as"] = asked
     return tree
 

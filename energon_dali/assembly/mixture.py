@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from energon_dali.assembly.cook_stage import CookStage, cook, cook_stage
 from energon_dali.assembly.identities import Identities
+from energon_dali.assembly.measured_plan import mean_sizes, over_samples
 from energon_dali.assembly.opened_source import open_source, start_reading
 from energon_dali.assembly.options import DatasetOptions, check_path, overridden_build_hooks
 from energon_dali.assembly.pipeline import block_size
@@ -22,7 +24,9 @@ from energon_dali.metadataset.files import files_of_source, files_of_stores, is_
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.plan.global_batches import GlobalBatchPlan
+from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.mixtures import BlendPlan, ConcatPlan, EpochizedBlendPlan
+from energon_dali.plan.packed_batches import PackedBatchPlan
 from energon_dali.plan.plan import Plan
 from energon_dali.plan.repeated import RepeatedPlan
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightPoint
@@ -136,19 +140,22 @@ def _cook_stage(source: Source, reference: SourceReference, options: DatasetOpti
     return None
 
 
-def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptions) -> SavableDataset[Any]:
+def dataset_of(
+    plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptions, measured: MeasuredRows | None = None
+) -> SavableDataset[Any]:
     """Returns the dataset of loaded samples that a plan names: cooked if they are crude, or read by DALI.
 
     Args:
         plan: Which sample comes when.
         loaded: The datasets that it names.
         options: Options of the call.
+        measured: What was measured of their samples, for packs and balance.
 
     Raises:
         ConfigError: feed="native" cannot read it.
     """
     if options.global_batch_size is not None:
-        plan = _global_batches(plan, options)
+        plan = _global_batches(plan, options, measured)
     dataset = SourceDataset(plan, [one.source for one in loaded], worker_config=options.worker_config)
     decoder = options.encoder.decoder
     if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
@@ -166,7 +173,7 @@ def dataset_of(plan: Plan, loaded: Sequence[LoadedSource], options: DatasetOptio
     return cook(dataset, [one.cook for one in loaded], options)
 
 
-def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
+def _global_batches(units: Plan, options: DatasetOptions, measured: MeasuredRows | None) -> GlobalBatchPlan:
     """Returns the steps of a job whose units are the rows of a plan.
 
     Raises:
@@ -175,7 +182,10 @@ def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
     config = options.worker_config
     assert options.global_batch_size is not None
     assert options.batch_size is not None, "DatasetOptions checks it"
-    batches = GlobalBatchPlan(
+    make = GlobalBatchPlan
+    if options.pack_rule is not None:
+        make = partial(PackedBatchPlan, rule=options.pack_rule, seed=config.seed_offset)  # type: ignore[assignment]
+    batches = make(
         units,
         options.global_batch_size,
         options.batch_size,
@@ -184,22 +194,28 @@ def _global_batches(units: Plan, options: DatasetOptions) -> GlobalBatchPlan:
         # A validation takes each sample once, whatever the number of ranks.
         options.uneven if options.training else "ragged",
         drop_last=options.batch_drop_last,
+        measured=measured,
+        balance=options.balance,
     )
     if batches.drop_last and not batches.is_endless and batches.num_samples and not batches.steps_of_epoch(0):
+        items = "samples" if options.packs is None else "packs"
         raise ConfigError(
-            f"batch_drop_last=True leaves out a step with fewer than {batches.step_size} samples, and a whole epoch "
-            f"has {batches.num_samples}. Give a smaller global_batch_size, or leave batch_drop_last out."
+            f"batch_drop_last=True leaves out a step with fewer than {batches.step_size} {items}, and a whole epoch "
+            "has less than that. Give a smaller global_batch_size, or leave batch_drop_last out."
         )
     return batches
 
 
-def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: DatasetOptions) -> Plan:
+def blended_plan(
+    blend: ResolvedBlend, sources: Sequence[Source], options: DatasetOptions, measured: MeasuredRows | None = None
+) -> Plan:
     """Returns the plan of the mixture for training: draws from the datasets by weight, or epoch by epoch.
 
     Args:
         blend: Weights or repetitions of the datasets.
         sources: The datasets, in the same order.
         options: Options of the call.
+        measured: What was measured of their samples, if weights hold in tokens or change over them.
 
     Raises:
         ConfigError: `repeat` is False, and datasets are blended by weight, which has no epochs.
@@ -217,7 +233,7 @@ def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: Datas
     if blend.mode == "weights":
         weights = tuple(reference.weight or 0.0 for reference in blend.sources)
         if options.global_batch_size is not None:
-            return _scheduled(blend, sources, weights, options)
+            return _scheduled(blend, sources, weights, options, measured)
         if blend.schedule is not None:
             raise ConfigError(
                 "The metadataset has weights that change while the job runs, over steps or samples of global batches. "
@@ -241,7 +257,11 @@ def blended_plan(blend: ResolvedBlend, sources: Sequence[Source], options: Datas
 
 
 def _scheduled(
-    blend: ResolvedBlend, sources: Sequence[Source], weights: tuple[float, ...], options: DatasetOptions
+    blend: ResolvedBlend,
+    sources: Sequence[Source],
+    weights: tuple[float, ...],
+    options: DatasetOptions,
+    measured: MeasuredRows | None,
 ) -> Plan:
     """Returns the blend of a job with global batches, whose weights may change over its steps."""
     schedule = blend.schedule or Schedule((WeightPoint(0, weights),))
@@ -253,7 +273,19 @@ def _scheduled(
             )
     assert options.global_batch_size is not None
     plans = tuple(source.plan for source in sources)
-    return ScheduledBlendPlan(plans, schedule, options.worker_config.seed_offset, options.global_batch_size)
+    by_size = options.blend_by is not None
+    sizes: tuple[float, ...] = ()
+    if by_size or schedule.over == "tokens":
+        if measured is None:
+            raise ConfigError(
+                "The metadataset has weights over tokens, whose points follow from what a task encoder measured. "
+                "Give the task encoder, or write `over: samples` or `over: steps`."
+            )
+        sizes = mean_sizes(measured, sources, options.pack_rule)
+    if schedule.over == "tokens":
+        schedule = over_samples(schedule, sizes, by_size=by_size)
+    seed, size = options.worker_config.seed_offset, options.global_batch_size
+    return ScheduledBlendPlan(plans, schedule, seed, size, sizes=sizes if by_size else ())
 
 
 def _spread(plans: Sequence[SourcePlan]) -> list[SourcePlan]:

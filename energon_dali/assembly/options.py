@@ -19,13 +19,17 @@ from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
+from energon_dali.plan.balance import Balance
 from energon_dali.plan.global_batches import GLOBAL_LANES
 from energon_dali.plan.global_step import UNEVEN, Uneven
+from energon_dali.plan.measured import TOKENS
+from energon_dali.plan.packs import PackRule
 from energon_dali.shards import PartList
 from energon_dali.task_encoder.context import BUILD_HOOKS
 from energon_dali.task_encoder.default import DefaultTaskEncoder
-from energon_dali.task_encoder.encoder import HOOKS, TaskEncoder, overridden
+from energon_dali.task_encoder.encoder import HOOKS, MEASURE_HOOK, TaskEncoder, overridden
 from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks
+from energon_dali.task_encoder.planned_packs import PlannedPacks
 from energon_dali.worker_config import WorkerConfig
 
 AnyEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -141,8 +145,17 @@ class DatasetOptions:
     global_batch_size: int | None = None
     uneven: Uneven = "error"
     on_missing: OnMissing = "spare"
+    packs: PlannedPacks | None = None
+    balance: Balance | None = None
+    allow_estimates: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in (("packs", PlannedPacks), ("balance", Balance)):
+            value = getattr(self, name)
+            if not isinstance(value, (kind, type(None))):
+                raise ConfigError(
+                    f"{name}={value!r} is invalid: give energon_dali.{kind.__name__}(...), or leave it out."
+                )
         for name in _MINIMUM:
             if name != "parallel_shard_iters":
                 check_number(name, getattr(self, name))
@@ -153,10 +166,11 @@ class DatasetOptions:
         if self.global_batch_size is not None:
             self._check_global_batches()
             return
-        for name, default in (("uneven", "error"), ("on_missing", "spare")):
+        defaults = {"uneven": "error", "on_missing": "spare", "packs": None, "balance": None, "allow_estimates": False}
+        for name, default in defaults.items():
             if getattr(self, name) != default:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} says how global batches are dealt, and there are none. Give "
+                    f"{name}={getattr(self, name)!r} says how global batches are made, and there are none. Give "
                     f"global_batch_size, or leave {name} out."
                 )
 
@@ -176,7 +190,12 @@ class DatasetOptions:
         problem = instead = ""
         if self.packing_buffer_size is not None:
             problem = "packing_buffer_size, as which samples make a pack is decided at run time"
-            instead = "Pack the samples before training, or leave packing_buffer_size out"
+            instead = "Give packs=PlannedPacks(max_length), which packs by lengths that were measured before"
+        elif self.packs is not None and overridden(encoder, "select_samples_to_pack"):
+            problem = (
+                f"select_samples_to_pack of {type(encoder).__name__}, as packs=PlannedPacks(...) selects the samples"
+            )
+            instead = "Leave it out; pack_selected_samples builds the packs as before"
         elif overridden(encoder, "batch_group_criterion"):
             problem = "batch_group_criterion, which decides at run time what a batch holds"
             instead = "Let batch() take samples of all kinds, or make each kind a dataset of its own"
@@ -187,20 +206,30 @@ class DatasetOptions:
         elif built:
             problem = f"{' and '.join(built)} of {type(encoder).__name__}, as datasets that it builds may drop samples"
             instead = "Use encode_sample and the other hooks, where SkipSample takes the place of a FilterDataset"
-        elif self.blend_by is not None:
-            problem = "blend_by, whose weights follow from what was measured at run time"
-            instead = "Give the weights of the metadataset in samples"
+        elif self.blend_by not in (None, TOKENS):
+            problem = f"blend_by={self.blend_by!r}, whose weights follow from what was measured at run time"
+            instead = 'Give blend_by="tokens", which takes the tokens that `energon-dali measure` counted'
         elif getattr(encoder.decoder, "feed", "block") == "native":
             problem = 'feed="native", which reads runs of samples'
             instead = 'Use feed="block"'
         elif streams is not None:
             problem = f"num_streams={streams}: the job has one sequence of samples, and any number of workers"
             instead = "Leave num_streams out of WorkerConfig"
+        elif self.packs is not None and not overridden(encoder, "pack_selected_samples"):
+            raise ConfigError(
+                f"packs={self.packs} asks for packing, but {type(encoder).__name__} does not override "
+                "pack_selected_samples, which makes one sample of those of a pack. Override it, or leave packs out."
+            )
         if problem:
             raise ConfigError(
                 f"global_batch_size={size} cannot be combined with {problem}. {instead}, or leave global_batch_size "
                 "out."
             )
+
+    @property
+    def pack_rule(self) -> PackRule | None:
+        """How samples are packed by the plan; None if they are not."""
+        return None if self.packs is None else self.packs.rule(cuts=overridden(self.encoder, "cut_sample"))
 
     @property
     def is_follower(self) -> bool:
@@ -360,7 +389,7 @@ def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
     if not isinstance(encoder, TaskEncoder):
         hint = " Give an instance: write parentheses after the class." if isinstance(encoder, type) else ""
         raise ConfigError(f"task_encoder={encoder!r} is not an instance of energon_dali.TaskEncoder.{hint}")
-    for hook in HOOKS:
+    for hook in (*HOOKS, MEASURE_HOOK):
         refuse_async(getattr(encoder, hook))
     decoder = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "placement")):

@@ -11,6 +11,7 @@ from energon_dali.datasets.grouping.batch import BatchCountDataset, BatchDataset
 from energon_dali.datasets.grouping.global_batch import GlobalBatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.datasets.grouping.planned_packs import PlannedPackDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.worker_border import DecodeDataset, WorkerBorder
@@ -19,6 +20,7 @@ from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.encoder import batch_function, hook_names, overridden
+from energon_dali.task_encoder.planned_packs import PlannedPacks
 from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless
 
 LARGEST_BLOCK = 64
@@ -197,7 +199,7 @@ def _samples_per_batch(encoder: AnyEncoder, options: DatasetOptions) -> int | No
 
 def _measure(tree: SavableDataset[Any], encoder: AnyEncoder, options: DatasetOptions) -> SavableDataset[Any]:
     """Returns the dataset, with encoded samples measured if the weights of a blend are not in samples."""
-    if options.blend_by is None:
+    if options.blend_by is None or options.global_batch_size is not None:  # then the plan takes the measures
         return tree
     if rank_decoder(encoder) is not None and overridden(encoder, "encode_sample"):
         raise ConfigError(
@@ -221,9 +223,9 @@ def _pack(
 ) -> SavableDataset[Any]:
     post = overridden(encoder, "postencode_sample")
     if options.packing_buffer_size is None:
-        if not post:
-            return tree
-        return _map(tree, encoder, "postencode_sample", samples_per_batch=_samples_per_batch(encoder, options))
+        if post:
+            tree = _map(tree, encoder, "postencode_sample", samples_per_batch=_samples_per_batch(encoder, options))
+        return tree if options.packs is None else _pack_as_planned(tree, encoder, options.packs)
     return PackingDataset(
         tree,
         options.packing_buffer_size,
@@ -238,6 +240,18 @@ def _pack(
         pre_packer_failure_tolerance=_tolerance(encoder, "select_samples_to_pack"),
         final_packer_failure_tolerance=_tolerance(encoder, "pack_selected_samples"),
         sample_encoder_failure_tolerance=_tolerance(encoder, "postencode_sample"),
+    )
+
+
+def _pack_as_planned(tree: SavableDataset[Any], encoder: AnyEncoder, packs: PlannedPacks) -> SavableDataset[Any]:
+    return PlannedPackDataset(
+        tree,
+        encoder.pack_selected_samples,
+        real_length=packs.measure_of_encoded,
+        cut=encoder.cut_sample if overridden(encoder, "cut_sample") else None,
+        packer_stateless=is_stateless(encoder.pack_selected_samples),
+        packer_config=_hook_config(encoder, "pack_selected_samples"),
+        failure_tolerance=_tolerance(encoder, "pack_selected_samples"),
     )
 
 

@@ -107,6 +107,10 @@ def open_dataset_of(
         "allow_imports": allow_imports,
         "allow_code": allow_code,
     }
+    if "packs" in config:
+        options["packs"] = packs_of(config["packs"], task_encoder)
+    if config.get("sizes"):
+        options["blend_by"] = "tokens"
     if split_part is not None or not inner:
         options["split_part"] = split_part or first["split_part"]
     if not first["training"]:
@@ -119,6 +123,27 @@ def open_dataset_of(
         shuffle_over_epochs_multiplier=order["shuffle_over_epochs"],
         **options,
     )
+
+
+def packs_of(entry: dict[str, Any], task_encoder: Any) -> Any:
+    """Returns how the samples of a job were packed.
+
+    Args:
+        entry: What the config of a state has on it.
+        task_encoder: The encoder of the job; None if it was not given.
+
+    Raises:
+        ConfigError: It was not given.
+    """
+    from energon_dali.errors import ConfigError
+    from energon_dali.task_encoder.planned_packs import PlannedPacks
+
+    if task_encoder is None:
+        raise ConfigError(
+            "The job planned its packs from what its task encoder measured. Give that encoder: --encoder module:Class."
+        )
+    names = ("max_length", "window", "length", "multiple", "max_samples")
+    return PlannedPacks(**{name: entry[name] for name in names}, real_length=None)
 
 
 def write_parquet(found: SeenSamples, output: Path, parquet: Any, *, keys: bool) -> int:

@@ -139,7 +139,7 @@ class SourceDataset(SavableDataset[Any]):
         plan, repeat = self.plan, self.plan.is_endless
         of_job: dict[str, Any] = {}
         if isinstance(plan, GlobalBatchPlan):  # who computes a step, and how many units it has, may change
-            of_job = {"global_batches": True, "drop_last": plan.drop_last}
+            of_job = {"global_batches": True, "drop_last": plan.drop_last, **plan.options}
             plan = plan.units
         if isinstance(plan, SourcePlan):
             return {**super().config(), "repeat": repeat, **self.sources[0].config, **of_job}
@@ -161,7 +161,7 @@ class SourceDataset(SavableDataset[Any]):
         if not self.plan.is_endless:
             return self.plan.epoch_length(0, stream)
         if isinstance(self.plan, GlobalBatchPlan):
-            length = self.plan.units.num_samples // self.plan.num_streams
+            length = self.plan.num_samples // self.plan.num_streams
         elif isinstance(self.plan, EpochizedBlendPlan):
             length = sum(self.plan.lengths(0, stream))
         else:
@@ -222,6 +222,17 @@ class SourceDataset(SavableDataset[Any]):
         index = spare_number(seed, unit, attempt, self.sources[source].num_samples)
         own = self.key_of(source, self.sources[source].number_of(index), spare_pass(unit, attempt))
         return (UNIT_NAME, spare_unit(unit, attempt), number, place, *own)
+
+    def place_of_key(self, key: Key) -> tuple[int, int]:
+        """Returns (number of the source, number in it) of the sample of a key.
+
+        Args:
+            key: A key of this dataset.
+
+        Raises:
+            StateError: It is not.
+        """
+        return self._source_of(key), key[-2]
 
     def _unit_of(self, key: Key) -> Key:
         """Returns the first part of a key, which says the place of the sample in a global batch; () without them."""

@@ -12,7 +12,7 @@ from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, Cursor, attempts_of, unit_of_number
-from energon_dali.plan.scheduled import OVER, Base, WeightChange
+from energon_dali.plan.scheduled import COUNTED, Base, WeightChange
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.state_entries import (
@@ -61,8 +61,8 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
     for first, stop in ranges:
         cursor = replace(cursor, skipped=cursor.without_steps(first, stop).skipped)
     over = entry_of(entry, "weights_over")
-    if over not in OVER:
-        raise damaged("weights_over", over, " or ".join(OVER))
+    if over not in COUNTED:
+        raise damaged("weights_over", over, " or ".join(COUNTED))
     changes = weights_of(entry)
     base = state_of(entry, "base")
     counts = tuple(checked_count(count, "counts") for count in list_of(base, "counts"))
@@ -146,7 +146,12 @@ def units_of_key(key: Key) -> list[int]:
     Args:
         key: The restore key of the batch.
     """
-    return [part[part.index(UNIT_NAME) + 1] for part in key if isinstance(part, tuple)]
+    found: list[int] = []
+    for part in key:
+        if isinstance(part, tuple):
+            of_pack = units_of_key(part)
+            found += of_pack or [part[part.index(UNIT_NAME) + 1]]
+    return found
 
 
 def find_deviations(plan: GlobalBatchPlan, stream: int, epoch: int, number: int, key: Key) -> tuple[Deviation, ...]:
@@ -159,7 +164,7 @@ def find_deviations(plan: GlobalBatchPlan, stream: int, epoch: int, number: int,
         number: Its number in the epoch of the stream.
         key: Its restore key.
     """
-    numbers, size = units_of_key(key), plan.size_of(stream, epoch, number)
+    numbers, size = units_of_key(key), plan.num_units_of(stream, epoch, number)
     if len(numbers) == size and not attempts_of(max(numbers)):
         return ()
     outcomes = {unit_of_number(one): attempts_of(one) - 1 for one in numbers if attempts_of(one) <= SPARES}

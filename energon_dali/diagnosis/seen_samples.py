@@ -25,6 +25,7 @@ from energon_dali.loader.loader_state import merge_states, unpack_config
 from energon_dali.loader.state_compatibility import check_same_source
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import Cursor, spare_number
+from energon_dali.plan.packs import PackedUnits
 from energon_dali.plan.plan import Plan, Rows, source_offsets
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, ScheduledBlendPlan
@@ -160,7 +161,12 @@ class SeenSamples:
             for first, last in self._deviations.ranges_between(start, stop):
                 for begin in range(first, last, _AT_ONCE):
                     end = min(begin + _AT_ONCE, last)
-                    self._count(np.arange(begin, end), plan.rows(begin, end))
+                    rows = plan.rows(begin, end)
+                    if isinstance(plan, PackedUnits):  # samples that are in no pack are in no step
+                        units = plan.packed_between(begin, end)
+                        self._count(units, rows.take(units - begin))
+                    else:
+                        self._count(np.arange(begin, end), rows)
                     progress(end - done, total)
                     done = end
         if self.cursor.micro_batch:
@@ -169,16 +175,20 @@ class SeenSamples:
     @cached_property
     def _first_planned(self) -> int:
         """The first unit whose row is known: without the history of a job, the one that its cursor counts from."""
-        return self.cursor.base.drawn_from if self._history.is_lost else 0
+        if not self._history.is_lost:
+            return 0
+        plan = self._plan_of(self._state["global_batch"][0], self.cursor)
+        return plan.first_counted if isinstance(plan, PackedUnits) else self.cursor.base.drawn_from
 
     def _count_members(self) -> None:
         """Counts the units before the first whose row is known: the first rows of each dataset of the blend."""
-        plan = self._batches.units
-        if not isinstance(plan, ScheduledBlendPlan) or sum(self.cursor.base.counts) != self._first_planned:
+        plan, counts = self._batches.units, self.cursor.base.counts
+        packed = self._plan_of(self._state["global_batch"][0], self.cursor)
+        if isinstance(packed, PackedUnits):
+            counts = packed.counts_at(self._first_planned)
+        if not isinstance(plan, ScheduledBlendPlan) or sum(counts) != self._first_planned:
             raise StateError("The state is damaged: the counts of its cursor are not those of a blend of the job.")
-        for offset, member, count in zip(
-            source_offsets(plan.members), plan.members, self.cursor.base.counts, strict=True
-        ):
+        for offset, member, count in zip(source_offsets(plan.members), plan.members, counts, strict=True):
             for begin in range(0, count, _AT_ONCE):
                 rows = member.rows(begin, min(begin + _AT_ONCE, count)).renumbered(offset)
                 np.add.at(self._counts, self._numbers.of_rows(rows), 1)
@@ -193,18 +203,20 @@ class SeenSamples:
         if history.is_lost:
             yield self._plan_of(size, self.cursor), self._first_planned, self.cursor.unit
             return
-        whole = replace(self.cursor, base=FIRST, weights=(*history.weights, *self.cursor.weights))
+        whole = replace(self.cursor, unit=0, step=0, base=FIRST, weights=(*history.weights, *self.cursor.weights))
         start = 0
         for change in history.sizes:
             plan = self._plan_of(change.size, whole)
             if change.unit < start or change.unit > self.cursor.unit:
                 raise StateError(f"The state is damaged: its log has a change of size at unit {change.unit:,}.")
             yield plan, start, change.unit
-            base = plan.rebased(change.step, change.unit) if isinstance(plan, ScheduledBlendPlan) else FIRST
-            whole, start = replace(whole, base=base), change.unit
+            base = FIRST
+            if isinstance(plan, (ScheduledBlendPlan, PackedUnits)):
+                base = plan.rebased(change.step, change.unit)
+            whole, start = replace(whole, unit=change.unit, step=change.step, base=base), change.unit
         plan, own = self._plan_of(size, whole), self._plan_of(size, self.cursor)
-        counts = [one.counts_at(self.cursor.unit) for one in (plan, own) if isinstance(one, ScheduledBlendPlan)]
-        if counts and counts[0] != counts[1]:
+        drawn = [one for one in (plan, own) if isinstance(one, (ScheduledBlendPlan, PackedUnits))]
+        if drawn and drawn[0].counts_at(self.cursor.unit) != drawn[1].counts_at(self.cursor.unit):
             raise StateError("The state is damaged: the step sizes and weights in its log do not lead to its cursor.")
         yield plan, start, self.cursor.unit
 
@@ -216,6 +228,11 @@ class SeenSamples:
     def _count_begun(self, plan: Plan) -> None:
         """Counts the micro-batches of the step that was begun."""
         batches = self._dealt
+        if batches.dealt_by != self._state["balance"]:
+            raise StateError(
+                f"A step was begun, whose samples were dealt by {self._state['balance'] or 'no balance'}. Build the "
+                "dataset with the same balance, or save the state after a whole step."
+            )
         step = batches.step_at(0, 0)
         parts = [
             batches.micro_batch_of_step(step, rank, number).units

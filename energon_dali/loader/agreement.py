@@ -82,6 +82,7 @@ def parts_of(dataset: SavableDataset[Any], cursor: Cursor) -> dict[str, Any]:
         "batch_size": batches.micro_batch_size,
         "global_batch_size": batches.global_batch_size,
         "uneven": batches.uneven,
+        "balance": batches.dealt_by,
         "on_missing": next((one.on_missing for one in walk(dataset) if isinstance(one, GlobalBatchDataset)), None),
     }
 

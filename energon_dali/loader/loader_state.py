@@ -80,7 +80,11 @@ class LoaderIdentity:
         batches = self._batches
         if batches is None:
             return {}
-        return {"micro_batches": batches.micro_batches_per_step, "global_batch": self._global_batch(batches)}
+        return {
+            "micro_batches": batches.micro_batches_per_step,
+            "global_batch": self._global_batch(batches),
+            "balance": batches.dealt_by,
+        }
 
     def position(self, state: State, *, allow_changed_hooks: bool = False) -> State:
         """Returns what the RankIterator of this rank restores from a rank's or a merged state.
@@ -113,8 +117,9 @@ class LoaderIdentity:
             except ConfigError as error:
                 raise DamagedStateError(f"the weights in its cursor do not fit this blend. {error}") from error
             given = self._given(state)
-            saved = state["micro_batches"], state["world_size"], state["global_batch"]
-            if saved != (batches.micro_batches_per_step, self._world_size, self._global_batch(batches)):
+            saved = state["micro_batches"], state["world_size"], state["global_batch"], state["balance"]
+            own = batches.micro_batches_per_step, self._world_size, self._global_batch(batches), batches.dealt_by
+            if saved != own:
                 # Another deal: what a rank had of the step is not what it will have. The step begins again.
                 given = given // max(1, saved[0]) * batches.micro_batches_per_step
                 cursor = batches.rebased(replace(cursor, micro_batch=0), saved[2][0])
@@ -168,7 +173,7 @@ def merge_states(states: Sequence[State]) -> State:
     for state in states:
         check_format(state)
     first = states[0]
-    for name in ("num_streams", "world_size", "config", "cursor", "global_batch"):
+    for name in ("num_streams", "world_size", "config", "cursor", "global_batch", "balance"):
         if any(state.get(name) != first.get(name) for state in states):
             raise StateError(f"These states are not of one job: their {name!r} differ. Give the states of one save.")
     skipped = as_entry(one for state in states for one in skipped_by_state(state))
@@ -284,6 +289,8 @@ def check_format(state: Any) -> None:
                 damaged.append("global_batch")
             elif cursor.micro_batch >= sizes[0]:
                 damaged.append("cursor.micro_batch")
+            if not isinstance(state.get("balance"), str):
+                damaged.append("balance")
         damaged += [
             f"given[{rank}]"
             for rank, count in state["given"].items()

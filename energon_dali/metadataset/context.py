@@ -142,7 +142,6 @@ class Moment:
         Raises:
             DatasetFormatError: There are no points, points of both kinds, none at 0, or they count something else than
                 those of other weights.
-            ConfigError: They count what nothing measures.
         """
         if not isinstance(given, WeightsRecord):
             return float(given)
@@ -167,11 +166,6 @@ class Moment:
 
     def _over_of(self, given: WeightsRecord, node: Node) -> Over:
         """Returns what the points of a weight count, and notes it."""
-        if given.over == "tokens":
-            raise ConfigError(
-                f"{node.at('over').location}: weights over tokens need the lengths of samples before they are read, "
-                "and this version does not measure them. Write `over: samples` or `over: steps`."
-            )
         over: Over = "steps"
         if given.over is None:
             self.unsaid = self.unsaid or node

@@ -7,13 +7,16 @@ number of ranks, or with another size, from the first unit that no finished step
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan.global_step import BEGINNING, Cursor, MicroBatch, Step, Uneven, deal, part_of, step_size
+from energon_dali.plan.balance import Balance, deal_balanced
+from energon_dali.plan.global_step import BEGINNING, Cursor, Items, MicroBatch, Step, Uneven, deal, part_of, step_size
+from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import FIRST, Base, Over, Schedule, ScheduledBlendPlan, WeightChange
@@ -57,8 +60,14 @@ class GlobalBatchPlan(Plan):
     """Whether the last step of an epoch is left out if it is smaller."""
     start: Cursor = BEGINNING
     """Where the job begins, or continues."""
+    measured: MeasuredRows | None = None
+    """What was measured of the samples, for the balance."""
+    balance: Balance | None = None
+    """How the costs of ranks are made equal; None deals by homes alone."""
 
     def __post_init__(self) -> None:
+        if self.balance is not None and self.measured is None:
+            raise ConfigError("GlobalBatchPlan was given a balance without measures of the samples. Give both.")
         if self.units.num_streams != 1:
             raise ConfigError("GlobalBatchPlan was given a plan of several streams. Give one with num_streams=1.")
         _ = self.step_size
@@ -68,9 +77,14 @@ class GlobalBatchPlan(Plan):
         """Number of units of a step; the last one of an epoch may have fewer."""
         return step_size(self.global_batch_size, self.world_size, self.micro_batch_size, self.uneven)
 
-    @cached_property
+    @property
     def resolved_units(self) -> Plan:
         """The plan of the units, with the weights that were set, and for the size of the steps."""
+        return self.resolved_samples
+
+    @cached_property
+    def resolved_samples(self) -> Plan:
+        """The plan of the samples in the order in which they are drawn, which is that of the units without packs."""
         units = self.units
         if not isinstance(units, ScheduledBlendPlan):
             return units
@@ -114,7 +128,7 @@ class GlobalBatchPlan(Plan):
         if not begun or not isinstance(self.units, ScheduledBlendPlan):
             return cursor, ()
         *over, held = begun
-        units = self.continued(cursor, self.world_size, self.workers).resolved_units
+        units = self.continued(cursor, self.world_size, self.workers).resolved_samples
         assert isinstance(units, ScheduledBlendPlan)
         if held.until is not None and held.until < now:
             over.append(held)
@@ -145,12 +159,17 @@ class GlobalBatchPlan(Plan):
         key = (cursor.weights, cursor.weights_over, cursor.base)
         units = kept.get(key)  # it keeps what it has counted
         if units is None:
-            units = keep(kept, key, self.continued(cursor, self.world_size, self.workers).resolved_units, 1)
+            units = keep(kept, key, self.continued(cursor, self.world_size, self.workers).resolved_samples, 1)
         if not isinstance(units, ScheduledBlendPlan):
             return None
         first = units.base.unit
         stop = cursor.unit if stop is None else stop
-        return units.wanted_between(first, stop), units.given_between(first, stop)
+        given = np.subtract(self._counts_at(units, stop), units.counts_at(first))
+        return units.wanted_between(first, stop), tuple(given.tolist())
+
+    def _counts_at(self, units: ScheduledBlendPlan, unit: int) -> tuple[int, ...]:
+        """Returns how many units of each dataset of a blend are before a unit."""
+        return units.counts_at(unit)
 
     def with_weights(self, start: Cursor, change: WeightChange, over: Over) -> Cursor:
         """Returns a cursor from which on the blend has other weights, instead of what was set for later before.
@@ -170,9 +189,7 @@ class GlobalBatchPlan(Plan):
         if schedule.changes or start.weights:
             of_job = schedule.over if schedule.changes else start.weights_over
         one = over[:-1]
-        first = start.step + (start.micro_batch > 0)
-        if over == "samples":
-            first = start.unit + (start.micro_batch > 0) * self.step_size
+        first = self.first_change(start, over)
         if change.at < first:
             raise ConfigError(f"from_{one}={change.at} has begun: give {first:,} or a later one.")
         if change.until is not None and change.until <= change.at:
@@ -186,16 +203,40 @@ class GlobalBatchPlan(Plan):
                     "The weights of this job change over steps, and from_sample was given. Give from_step, or write "
                     "`over: samples` at the weights of the metadataset."
                 )
-            begin, until = (
-                None if at is None else start.unit + (at - start.step) * self.step_size
-                for at in (change.at, change.until)
-            )
+            begin, until = (None if at is None else self._sample_of_step(start, at) for at in (change.at, change.until))
             assert begin is not None
             change = replace(change, at=begin, until=until)
-        kept = tuple(one for one in start.weights if one.at < change.at)
-        changed = replace(start, weights=(*kept, change), weights_over=of_job)
+        changed = self._with_change(replace(start, weights_over=of_job), change)
         _ = self.continued(changed, self.world_size, self.workers).resolved_units  # raises ConfigError
         return changed
+
+    def first_change(self, start: Cursor, over: Over) -> int:
+        """Returns the first step or sample from which on weights can be set.
+
+        Args:
+            start: Where the job is.
+            over: What is counted.
+        """
+        if over == "samples":
+            return start.unit + (start.micro_batch > 0) * self.step_size
+        return start.step + (start.micro_batch > 0)
+
+    def _sample_of_step(self, start: Cursor, at: int) -> int:
+        """Returns the first sample of a step that comes."""
+        return start.unit + (at - start.step) * self.step_size
+
+    def _with_change(self, start: Cursor, change: WeightChange) -> Cursor:
+        """Returns a cursor with other weights, instead of what was set for later before."""
+        kept = tuple(one for one in start.weights if one.at < change.at)
+        return replace(start, weights=(*kept, change))
+
+    @property
+    def dealt_by(self) -> str:
+        """By what the items of a step are dealt, as text: a step that was begun continues if it is the same."""
+        if self.balance is None:
+            return ""
+        described = repr(self.balance)
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", described)  # of costs without a text of their own
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -353,10 +394,18 @@ class GlobalBatchPlan(Plan):
         for begin, end in self._skipped_in(epoch):
             if number >= begin:
                 number += end - begin
+        return self._step_of_epoch(epoch, number)
+
+    def _step_of_epoch(self, epoch: int, number: int) -> Step:
+        """Returns a step of an epoch by its number among all, those that are left out as well."""
         first, stop = self._unit_range(epoch)
         unit = first + number * self.step_size
         size = min(self.step_size, stop - unit)
-        return Step(self._first_step(epoch) + number, unit, size, self._micro_batches(size))
+        return Step(self._first_step(epoch) + number, unit, size, size, self._micro_batches(size))
+
+    def steps_per_pass(self) -> int:
+        """Returns the number of whole steps of one pass over the samples; with packs, about that many."""
+        return self.num_samples // self.step_size
 
     def cursor(self, epoch: int, delivered: int) -> Cursor:
         """Returns where a job continues after a rank has delivered micro-batches.
@@ -421,23 +470,67 @@ class GlobalBatchPlan(Plan):
 
     # --- dealing ----------------------------------------------------------------------------------------------------
 
-    def dealt(self, step: Step, rank: int) -> tuple[Int64Array, Rows]:
-        """Returns the units of a rank in a step, ascending, and their rows."""
+    def dealt(self, step: Step, rank: int) -> Items:
+        """Returns what a rank has of a step, in the order of its micro-batches."""
         kept = self._kept("steps")
         found = kept.get((step.first_unit, rank))
         if found is None:
-            rows = self._rows_of_job(step.first_unit, step.first_unit + step.size)
-            if self.world_size == 1:
-                own = np.arange(step.size)
-            else:
-                counts = step.size // self.world_size + (np.arange(self.world_size) < step.size % self.world_size)
-                # A lane has the same home in every step. The lanes of other sources begin at other ranks.
-                homes = (rows.lanes + rows.sources.astype(np.int64) * 97) % self.world_size
-                own = np.flatnonzero(deal(homes, counts) == rank)
-                rows = rows.take(own)
-            most = max(_KEPT_STEPS, _KEPT_UNITS // max(1, len(own)))
-            found = keep(kept, (step.first_unit, rank), (own + step.first_unit, rows), most)
+            items = self._items_of(step)
+            own = self._own_items(step, items, rank)
+            found = items if own is None else items.take(own)
+            most = max(_KEPT_STEPS, _KEPT_UNITS // max(1, len(found.units)))
+            keep(kept, (step.first_unit, rank), found, most)
+        return found
+
+    def _items_of(self, step: Step) -> Items:
+        """Returns what is dealt of a step."""
+        stop = step.first_unit + step.size
+        return Items(np.arange(step.first_unit, stop), self._rows_of_job(step.first_unit, stop))
+
+    def _own_items(self, step: Step, items: Items, rank: int) -> Int64Array | None:
+        """Returns the indices of the items of a rank, in the order of its micro-batches; None for all as they are."""
+        if self.balance is not None and self.world_size * step.micro_batches > 1:
+            slots = self._slots(step, items)
+            own = np.flatnonzero(slots // step.micro_batches == rank)
+            return own[np.argsort(slots[own], kind="stable")]
+        if self.world_size == 1:
+            return None
+        counts = len(items) // self.world_size + (np.arange(self.world_size) < len(items) % self.world_size)
+        return np.flatnonzero(deal(self._homes(items), counts) == rank)
+
+    def _homes(self, items: Items) -> Int64Array:
+        """Returns which rank each item should go to: a lane has the same home in every step."""
+        first = items.firsts
+        # The lanes of other sources begin at other ranks.
+        homes: Int64Array = (
+            items.rows.lanes[first] + items.rows.sources[first].astype(np.int64) * 97
+        ) % self.world_size
+        return homes
+
+    def _slots(self, step: Step, items: Items) -> Int64Array:
+        """Returns int64[items]: which micro-batch each item is in, of which rank: rank * micro_batches + number."""
+        kept = self._kept("slots")
+        found = kept.get(step.first_unit)
+        if found is None:
+            assert self.balance is not None
+            of_rank = [part_of(step.num_items, self.world_size, rank) for rank in range(self.world_size)]
+            numbers = range(step.micro_batches)
+            counts = np.array([[part_of(one, len(numbers), number) for number in numbers] for one in of_rank], np.int64)
+            slots = deal_balanced(self.costs(items), counts, self._homes(items), self.balance)
+            found = keep(kept, step.first_unit, slots, _KEPT_STEPS)
         return found  # type: ignore[no-any-return]
+
+    def costs(self, items: Items) -> Int64Array:
+        """Returns int64[items, 2]: what each item costs the vision encoder and the language model.
+
+        Args:
+            items: Of a plan with a balance.
+        """
+        assert self.balance is not None
+        assert self.measured is not None, "the constructor checks it"
+        cost = self.balance.cost
+        values = {name: np.maximum(self.measured.of(name, items.rows), 0) for name in cost.columns}
+        return items.sums(cost.of(values))
 
     def _rows_of_job(self, start: int, stop: int) -> Rows:
         """Returns units. Those of many steps are planned together: planning has a cost per source."""
@@ -463,11 +556,10 @@ class GlobalBatchPlan(Plan):
 
     def micro_batch_of_step(self, step: Step, rank: int, number: int) -> MicroBatch:
         """Returns a micro-batch of a rank, by its number in a step."""
-        units, rows = self.dealt(step, rank)
-        least, longer = divmod(len(units), step.micro_batches)
+        items = self.dealt(step, rank)
+        least, longer = divmod(len(items), step.micro_batches)
         first = number * least + min(number, longer)
-        part = slice(first, first + least + (number < longer))
-        return MicroBatch(step, number, units[part], rows.take(part))
+        return MicroBatch(step, number, items.cut(first, first + least + (number < longer)))
 
     def place_of(self, stream: int, epoch: int, number: int) -> tuple[Step, int]:
         """Returns (step, number in the step of its rank) of a micro-batch of a stream."""
@@ -476,9 +568,13 @@ class GlobalBatchPlan(Plan):
         return self.step_at(epoch, of_epoch), of_step
 
     def size_of(self, stream: int, epoch: int, number: int) -> int:
-        """Returns the number of units of a micro-batch; deals nothing. See `micro_batch`."""
+        """Returns the number of units, or packs, of a micro-batch; deals nothing. See `micro_batch`."""
         step, of_step = self.place_of(stream, epoch, number)
-        return part_of(part_of(step.size, self.world_size, stream % self.world_size), step.micro_batches, of_step)
+        return part_of(part_of(step.num_items, self.world_size, stream % self.world_size), step.micro_batches, of_step)
+
+    def num_units_of(self, stream: int, epoch: int, number: int) -> int:
+        """Returns the number of units of a micro-batch; see `micro_batch`."""
+        return self.size_of(stream, epoch, number)
 
     # --- rows of streams --------------------------------------------------------------------------------------------
 
@@ -520,14 +616,19 @@ class GlobalBatchPlan(Plan):
         """Returns (epoch, number of the micro-batch in the epoch of its stream, place in it) of a row of a stream."""
         epoch = self.epoch_at(position, stream)
         rest = position - self.epoch_start(epoch, stream)
-        low, high = 0, min(self.micro_batches_of_stream(stream, epoch), rest * self.step_size + self.step_size)
-        while low + 1 < high:  # the last micro-batch that starts at the row or before
+        number = self._find_micro_batch(stream, epoch, rest)
+        return epoch, number, rest - self._rows_before(stream, epoch, number)
+
+    def _find_micro_batch(self, stream: int, epoch: int, row: int) -> int:
+        """Returns the last micro-batch of an epoch of a stream that begins at a row of it or before."""
+        low, high = 0, min(self.micro_batches_of_stream(stream, epoch), row * self.step_size + self.step_size)
+        while low + 1 < high:
             middle = (low + high) // 2
-            if self._rows_before(stream, epoch, middle) <= rest:
+            if self._rows_before(stream, epoch, middle) <= row:
                 low = middle
             else:
                 high = middle
-        return epoch, low, rest - self._rows_before(stream, epoch, low)
+        return low
 
     def rows(self, start: int, stop: int, stream: int = 0) -> Rows:
         start, stop, stream = self.check_range(start, stop, stream)
@@ -553,7 +654,7 @@ class GlobalBatchPlan(Plan):
                 continue
             whole = self.micro_batch(stream, epoch, number)
             part = slice(place, place + stop - start)
-            cut = replace(whole, units=whole.units[part], rows=whole.rows.take(part))
+            cut = replace(whole, items=Items(whole.units[part], whole.rows.take(part)))
             found.append(((number, place), cut))
             start += len(cut.units)
             number, place = number + 1, 0

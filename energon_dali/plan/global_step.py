@@ -73,8 +73,58 @@ class Step:
     """Its first unit."""
     size: int
     """Number of its units, at least 1."""
+    num_items: int
+    """Number of what is dealt: units, or packs of them; at least 1."""
     micro_batches: int
     """Micro-batches of each rank, at least 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """What is dealt of a step: its units one by one, or packs of them."""
+
+    units: Int64Array
+    """int64[n]: the units."""
+    rows: Rows
+    """Their rows."""
+    bounds: Int64Array | None = None
+    """int64[packs + 1]: pack p has units[bounds[p] : bounds[p + 1]]; None if each unit is an item."""
+
+    def __len__(self) -> int:
+        return len(self.units) if self.bounds is None else len(self.bounds) - 1
+
+    @property
+    def firsts(self) -> Int64Array | slice:
+        """The first unit of each item, as indices into the units."""
+        return slice(None) if self.bounds is None else self.bounds[:-1]
+
+    def take(self, order: Int64Array) -> Items:
+        """Returns some of the items, by their indices."""
+        if self.bounds is None:
+            return Items(self.units[order], self.rows.take(order))
+        starts, sizes = self.bounds[order], self.bounds[order + 1] - self.bounds[order]
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], sizes)
+        return Items(self.units[places], self.rows.take(places), bounds)
+
+    def cut(self, first: int, stop: int) -> Items:
+        """Returns the items first ... stop - 1."""
+        if self.bounds is None:
+            part = slice(first, stop)
+            return Items(self.units[part], self.rows.take(part))
+        part = slice(int(self.bounds[first]), int(self.bounds[stop]))
+        return Items(self.units[part], self.rows.take(part), self.bounds[first : stop + 1] - self.bounds[first])
+
+    def sums(self, values: Int64Array) -> Int64Array:
+        """Returns int64[items, ...]: the sums of values of the units of each item.
+
+        Args:
+            values: int64[n, ...].
+        """
+        if self.bounds is None or not len(values):
+            return values
+        sums: Int64Array = np.add.reduceat(values, self.bounds[:-1], axis=0)
+        return sums
 
 
 @dataclass(frozen=True)
@@ -85,10 +135,18 @@ class MicroBatch:
     """The step that it is a part of."""
     number: int
     """Its number among those of its rank in the step."""
-    units: Int64Array
-    """int64[n]: its units, ascending; n may be 0 in the last step of an epoch."""
-    rows: Rows
-    """Their rows."""
+    items: Items
+    """Its units, or packs of them; none at all in the last step of an epoch, perhaps."""
+
+    @property
+    def units(self) -> Int64Array:
+        """int64[n]: its units."""
+        return self.items.units
+
+    @property
+    def rows(self) -> Rows:
+        """Their rows."""
+        return self.items.rows
 
 
 def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, uneven: Uneven) -> int:

@@ -19,9 +19,12 @@ from energon_dali.plan.rng import SCHEDULE, Int64Array
 
 _WHOLE = GROUP_DRAWS * MODULUS
 
-Over = Literal["steps", "samples"]
-OVER: tuple[Over, ...] = ("steps", "samples")
-"""What the points of a schedule count, from the beginning of the job. Steps may change their size, samples do not."""
+Over = Literal["steps", "samples", "tokens"]
+OVER: tuple[Over, ...] = ("steps", "samples", "tokens")
+"""What the points of a schedule count, from the beginning of the job. Steps may change their size, samples do not. A
+plan takes points over tokens as points over samples, by the mean sizes of its samples."""
+COUNTED: tuple[Over, ...] = ("steps", "samples")
+"""What the points of a plan count."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +200,19 @@ class ScheduledBlendPlan(Mixture):
     """Units per step from the base on."""
     base: Base = FIRST
     """From where on steps have this size."""
+    sizes: tuple[float, ...] = ()
+    """Mean size of a sample of each plan, if the weights are shares of sizes; empty for shares of samples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.schedule.over not in COUNTED:
+            raise ConfigError(
+                f"ScheduledBlendPlan was given a schedule over {self.schedule.over}: give one over samples."
+            )
+        if len(self.sizes) not in (0, len(self.members)) or not all(0 < size < math.inf for size in self.sizes):
+            raise ConfigError(
+                f"sizes={self.sizes} is invalid: give one size above 0 for each of {len(self.members)} plans."
+            )
         if self.num_streams != 1:
             raise ConfigError("Weights that change over time need global batches: give global_batch_size.")
         if len(self.schedule.points[0].weights) != len(self.members):
@@ -220,7 +233,8 @@ class ScheduledBlendPlan(Mixture):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"weights": self.schedule.as_plain(), "over": self.schedule.over, "seed": self.seed}
+        sizes = {"sizes": list(self.sizes)} if self.sizes else {}
+        return {"weights": self.schedule.as_plain(), "over": self.schedule.over, "seed": self.seed, **sizes}
 
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         return 0
@@ -269,11 +283,17 @@ class ScheduledBlendPlan(Mixture):
         return found
 
     def _shares_at(self, unit: float, point: WeightPoint) -> list[float]:
-        """Returns the shares at a unit, as if a point held until its end."""
+        """Returns the shares of the samples at a unit, as if a point held until its end."""
         if self.schedule.over == "samples":
-            return point.shares(unit)
-        # One division of whole numbers: another base with steps of this size gives the same shares to the last bit.
-        return point.shares((self.base.step * self.step_size + unit - self.base.unit) / self.step_size)
+            shares = point.shares(unit)
+        else:
+            # One division of whole numbers: another base with steps of this size gives the same shares to the last bit.
+            shares = point.shares((self.base.step * self.step_size + unit - self.base.unit) / self.step_size)
+        return (
+            _normalised([share / size for share, size in zip(shares, self.sizes, strict=True)])
+            if self.sizes
+            else shares
+        )
 
     def _counts_before(self, number: int) -> Int64Array:
         """Returns int64[plans]: rows of each plan before a segment."""

@@ -10,10 +10,19 @@ from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import construct
 from energon_dali.samples.batching import generic_batch, make_batch
-from energon_dali.task_encoder.encoder import HOOKS, T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
+from energon_dali.task_encoder.encoder import (
+    HOOKS,
+    MEASURE_HOOK,
+    T_batch,
+    T_encoded_sample,
+    T_raw_batch,
+    T_sample,
+    TaskEncoder,
+)
 from energon_dali.task_encoder.stateless import stateless
 
-_ATTRIBUTES = ("cookers", "decoder", "__default_failure_tolerance__")
+_HOOKS = (*HOOKS, MEASURE_HOOK)
+_ATTRIBUTES = ("cookers", "decoder", "measure_version", "__default_failure_tolerance__")
 """Attributes of an encoder that an AugmentTaskEncoder takes over."""
 
 
@@ -158,7 +167,7 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
             )
         self.task_encoder = task_encoder
         # Bound hooks on the instance, not methods that call them: an inner generator function remains one.
-        for name in (*HOOKS, *_ATTRIBUTES):
+        for name in (*_HOOKS, *_ATTRIBUTES):
             if not self._defines(name):
                 setattr(self, name, getattr(task_encoder, name))
 
@@ -177,11 +186,11 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     def __getstate__(self) -> dict[str, Any]:
         # Hooks are bound to the inner encoder again when unpickled, so that there is one inner encoder, not several.
-        return {name: value for name, value in self.__dict__.items() if name not in HOOKS}
+        return {name: value for name, value in self.__dict__.items() if name not in _HOOKS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for name in HOOKS:
+        for name in _HOOKS:
             if not self._defines(name):
                 setattr(self, name, getattr(self.task_encoder, name))
 
@@ -196,5 +205,5 @@ def _inner_hook(name: str) -> Callable[..., Any]:
     return hook
 
 
-for _name in HOOKS:
+for _name in _HOOKS:
     setattr(AugmentTaskEncoder, _name, _inner_hook(_name))

@@ -29,12 +29,15 @@ HOOKS = (
     "encode_sample",
     "select_samples_to_pack",
     "postencode_sample",
+    "cut_sample",
     "pack_selected_samples",
     "batch_group_criterion",
     "batch",
     "encode_batch",
 )
 """The hooks, in the order in which a sample passes them."""
+MEASURE_HOOK = "measure_sample"
+"""The hook that no sample of a training run passes."""
 
 
 class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -51,6 +54,9 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
 
     decoder: Decoder | None = SampleDecoder()
     """How media are decoded: SampleDecoder() with PIL and PyAV, DaliDecoder() with DALI; None keeps raw bytes."""
+
+    measure_version: int = 0
+    """Raise it when measures are to be taken anew although nothing changed that `energon-dali measure` looks at."""
 
     __default_failure_tolerance__: int = 100
     """Consecutive failures of a hook after which the run ends, unless the hook has its own limit; 0 is unlimited."""
@@ -74,6 +80,18 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
         `encode_sample`.
         """
         return sample
+
+    def measure_sample(self, sample: T_sample) -> Mapping[str, int]:
+        """Returns further measures of a sample by name, or other values for the built-in ones; 0 or larger.
+
+        `energon-dali measure` calls it once per sample, before training: with what `preencode_sample` returned, or with
+        the loaded sample where that is not overridden. With a front end or DaliDecoder media are handles, which know
+        their size and layout. All samples must have the same names. If what trains draws at random, return the largest
+        value that it can draw.
+
+        The built-in values are text_tokens, vision_tokens, vision_patches and vision_squares.
+        """
+        return {}
 
     @stateless
     def encode_sample(self, sample: T_sample) -> T_encoded_sample:
@@ -99,6 +117,18 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     def postencode_sample(self, sample: T_sample) -> T_encoded_sample:
         """Returns the sample in the form that the task needs, after it was selected for a pack; media are decoded."""
         return sample  # type: ignore[return-value]
+
+    def cut_sample(self, sample: T_encoded_sample, length: int) -> T_encoded_sample:
+        """Returns an encoded sample of at most a length. With PlannedPacks, long samples are cut if it is overridden.
+
+        Args:
+            sample: An encoded sample that is longer than its place in a pack.
+            length: The length that it may have, in the measure of the packs.
+
+        Raises:
+            ConfigError: It is not overridden.
+        """
+        raise _not_overridden(self, "cut_sample", "PlannedPacks")
 
     def pack_selected_samples(self, samples: list[T_encoded_sample]) -> T_encoded_sample:
         """Returns one sample made of a group of samples.
@@ -256,12 +286,12 @@ def overridden(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
 
     Args:
         encoder: The task encoder.
-        hook: Name of the hook, one of HOOKS.
+        hook: Name of the hook, one of HOOKS or MEASURE_HOOK.
 
     Raises:
         ConfigError: There is no such hook.
     """
-    if hook not in HOOKS:
+    if hook not in (*HOOKS, MEASURE_HOOK):
         raise ConfigError(f"{hook!r} is not a hook of a task encoder. The hooks are {', '.join(HOOKS)}.")
     return encoder.overrides(hook)
 

@@ -376,7 +376,7 @@ class TransformerDataModule(LightningDataModule):
             )
         steps = dataset.global_batches
         if steps is not None:
-            return max(1, steps.num_samples // steps.step_size) * steps.micro_batches_per_step
+            return max(1, steps.steps_per_pass()) * steps.micro_batches_per_step
         layout = dataset.worker_config.layout
         batches = sum(dataset.len_stream(stream) for stream in range(layout.num_streams))
         # Whole rounds over the streams, so that an epoch holds the same batches on any number of ranks.

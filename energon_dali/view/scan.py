@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
-from energon_dali.shards.prepare.scanning import cache_folder
+from energon_dali.shards.prepare.journal import cache_folder
 from energon_dali.shards.prepare.worker_pool import WorkerPool
 from energon_dali.view.query import Ranges, SampleFilter
 from energon_dali.view.scan_source import ScanSource

@@ -136,7 +136,7 @@ def test_a_job_goes_on_with_fewer_ranks(old: int, new: int, size: int, uneven: s
     after = GlobalBatchPlan(units, size, 1, new, 1, uneven, start=cursor)  # type: ignore[arg-type]
     assert after.step_size == (size if size % new == 0 or uneven == "ragged" else size // new * new)
     step = after.step_at(0, 0)
-    dealt = [after.dealt(step, rank)[0] for rank in range(new)]
+    dealt = [after.dealt(step, rank).units for rank in range(new)]
     assert sorted(np.concatenate(dealt).tolist()) == list(range(cursor.unit, cursor.unit + after.step_size))
     assert {len(one) for one in dealt} <= {after.step_size // new, after.step_size // new + 1}
 
@@ -146,7 +146,7 @@ def test_units_go_to_the_home_of_their_lane_where_there_is_room() -> None:
     assert deal(np.array([0, 0, 0, 1, 0, 2]), np.array([2, 2, 2])).tolist() == [0, 0, 1, 1, 2, 2]
     assert deal(np.array([2, 2, 2, 2]), np.array([2, 1, 1])).tolist() == [2, 0, 0, 1]
     plan = GlobalBatchPlan(source(4000, 40), 64, 8, 4, 1)
-    lanes = np.concatenate([plan.dealt(plan.step_at(0, step), 0)[1].lanes for step in range(40)])
+    lanes = np.concatenate([plan.dealt(plan.step_at(0, step), 0).rows.lanes for step in range(40)])
     # With eight lanes, rank 0 of 4 is the home of two. The window lets a step have more units of one than of another.
     assert np.isin(lanes, [0, 4]).mean() > 0.8
 
@@ -227,8 +227,8 @@ def test_random_changes_of_weights_and_sizes_lose_and_repeat_no_row(seed: int) -
         for number in range(count):
             step = plan.find_step(plan.start.step + number)
             assert step is not None
-            found = plan.dealt(step, 0)[1].as_tuples()
-            assert folding.dealt(step, 0)[1].as_tuples() == found
+            found = plan.dealt(step, 0).rows.as_tuples()
+            assert folding.dealt(step, 0).rows.as_tuples() == found
             rows += found
         before, cursor = plan.start, plan.cursor(0, count * plan.micro_batches_per_step)
         compact = folding.cursor(0, count * plan.micro_batches_per_step)

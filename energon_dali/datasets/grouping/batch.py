@@ -11,6 +11,7 @@ from energon_dali.calls import check_count, check_function, explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, rerun
 from energon_dali.datasets.restore_key import expect_name, key_from_json, restore_groups, try_restore
+from energon_dali.datasets.step_entries import units_of_key
 from energon_dali.datasets.stream import Planned, State, StreamContext, StreamIterator, WrapperIterator, joined
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, attempts_of
@@ -370,8 +371,7 @@ class _CountIterator(WrapperIterator[Any]):
         add_attribute(element, "step", step.number)
         add_attribute(element, "micro_batch", number)
         add_attribute(element, "is_last_of_step", number + 1 == step.micro_batches)
-        units = [key[1] for key in self._key if isinstance(key, tuple)]
-        add_attribute(element, "num_units", sum(attempts_of(unit) <= SPARES for unit in units))
+        add_attribute(element, "num_units", sum(attempts_of(unit) <= SPARES for unit in units_of_key(self._key)))
         return element
 
     def skip(self, count: int, planned: list[Planned] | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.grouping.batch import BatchDataset, GroupingIterator
+from energon_dali.datasets.grouping.planned_packs import PlannedPackDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.restore_key import UNIT_NAME
 from energon_dali.datasets.source import SourceDataset, source_of
@@ -24,11 +25,11 @@ _FILLERS = 64
 
 
 class GlobalBatchDataset(BatchDataset):
-    """Yields the micro-batches of the rank's streams: `batcher(list of samples)` of fixed units.
+    """Yields the micro-batches of the rank's streams: `batcher(list of samples or packs)` of fixed units.
 
-    A unit that fails or is skipped moves no other unit. With on_missing="spare" another sample of the same source takes
-    its place, which depends on the unit alone. If nothing is left of a micro-batch, a sample that is no unit of the
-    step fills it, so that all ranks yield equally many; its `num_units` is 0.
+    A unit, or a whole pack, that fails or is skipped moves no other unit. With on_missing="spare" another sample of the
+    same source takes its place, which depends on the unit alone. If nothing is left of a micro-batch, a sample that is
+    no unit of the step fills it, so that all ranks yield equally many; its `num_units` is 0.
 
     Args:
         dataset: Encoded samples of a `SourceDataset` whose plan is a GlobalBatchPlan.
@@ -91,7 +92,7 @@ class GlobalBatchDataset(BatchDataset):
         plan = self.plan
         if not plan.is_endless:
             return plan.micro_batches_of_stream(stream, 0)
-        return plan.units.num_samples // plan.step_size * plan.micro_batches_per_step // plan.workers
+        return plan.steps_per_pass() * plan.micro_batches_per_step // plan.workers
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _GlobalBatchIterator(self, context)
@@ -105,6 +106,7 @@ class _GlobalBatchIterator(GroupingIterator):
         self._source = dataset.source
         self._hooks = [one for one in walk(dataset) if isinstance(one, MapDataset)][::-1]
         """Those between the source and the batches, whose outputs have keys of their own."""
+        self._packs = next((one for one in walk(dataset) if isinstance(one, PlannedPackDataset)), None)
         self._stream = context.stream
         self._metrics = context.metrics
         self._policy = FailurePolicy("spare", 0, context, dataset.worker_config)
@@ -167,7 +169,8 @@ class _GlobalBatchIterator(GroupingIterator):
         self, planned: MicroBatch, number: int, found: dict[int, tuple[Any, Key]]
     ) -> dict[int, tuple[Any, Key]]:
         """Returns the elements of a micro-batch with spares for those that are missing; at least one."""
-        units, sources = planned.units.tolist(), planned.rows.sources.tolist()
+        firsts = planned.items.firsts
+        units, sources = planned.units[firsts].tolist(), planned.rows.sources[firsts].tolist()
         for place, (unit, source) in enumerate(zip(units, sources, strict=True)):
             if place in found:
                 continue
@@ -199,6 +202,8 @@ class _GlobalBatchIterator(GroupingIterator):
             key = self._source.spare_key(unit, source, attempt, number, place)
             for stage in self._hooks:
                 key = (type(stage).__name__, key[1], *key)
+            if self._packs is not None:
+                key = self._packs.key_of(number, place, key)
             try:
                 return self._dataset.dataset.restore_sample(key), key
             except SkipSample:

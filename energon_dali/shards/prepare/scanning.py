@@ -1,35 +1,25 @@
 """Scans the shards of a dataset: in this process, in several, or on a Ray cluster; continues an interrupted run.
 
-What an interrupted run has found is kept in a journal on local disk, from which the next run continues.
-
-The file belongs to one dataset and one way of scanning it. It begins with a line that names both; records follow, one
-line per shard:
-
-    BLAKE2b of the rest, 32 digits | [shard, version] as JSON | ShardScan as JSON, its columns in base64
-
-A record is used only if its digest is right, its extents are valid, and the shard still has the size and the version
-(ETag, or the time of its last change) that it had when it was scanned. A record that is cut off ends the file.
+What an interrupted run has found is kept in a journal on local disk, from which the next run continues. A record is
+used only if its digest is right, its extents are valid, and the shard still has the size and the version (ETag, or the
+time of its last change) that it had when it was scanned.
 """
 
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
-import json
 import logging
-import os
 import pickle
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from energon_dali import __version__
 from energon_dali.errors import ConfigError
+from energon_dali.shards.prepare.journal import Journal
 from energon_dali.shards.prepare.parallel import killed_message, map_in_order
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, UnreadablePart, index_shard
 from energon_dali.shards.storage import StoragePath
@@ -42,8 +32,6 @@ KEPT_BYTES = 256 << 20
 """What is found in local shards of less than this in all is not kept for a later run: scanning takes seconds."""
 MOST_WINDOWS_AHEAD = 8
 """Windows of one remote shard that are requested at the same time."""
-KEPT_SECONDS = 30 * 24 * 3600.0
-"""Journals of preparations that were never finished are removed after this time."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +71,7 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
         options: Where and how.
     """
     worth_keeping = not job.root.is_local or local_bytes(job.root, names, KEPT_BYTES) >= KEPT_BYTES
-    journal = (open_journal(job) if worth_keeping else None) or Journal()
+    journal = (open_journal(job) if worth_keeping else None) or ScanJournal()
     scans = _scans(job, names, options, journal)
     try:
         yield scans
@@ -96,7 +84,7 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
         scans.close()  # type: ignore[attr-defined]  # a generator
 
 
-def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: Journal) -> Iterator[ShardScan]:
+def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: ScanJournal) -> Iterator[ShardScan]:
     tasks = [(name, journal.version(name)) for name in names]
     scan_all = partial(map_in_order, killed=_killed, arrived=journal.add)
     for scan in _scan_somewhere(job, tasks, options, scan_all):
@@ -165,94 +153,26 @@ def _killed(task: ShardTask, end: str) -> ShardScan:
     return ShardScan(task[0], error=killed_message(task[0], end))
 
 
-def cache_folder(purpose: str) -> Path:
-    """Returns the folder for what a command keeps for its next run: `energon-dali/PURPOSE` in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "energon-dali" / purpose
-
-
-class Journal:
-    """The scans of one unfinished preparation; made by `open_journal`. Without a file, it keeps nothing.
-
-    Args:
-        file: The open and locked file.
-        path: Its path.
-    """
-
-    def __init__(self, file: BinaryIO | None = None, path: Path | None = None) -> None:
-        self._file = file
-        self._path = path
-        self._records: dict[str, tuple[str, int]] = {}
-        """Version and offset of the record of each shard."""
-
-    def version(self, shard: str) -> str | None:
-        """Returns the version that a shard had when it was scanned; None if it was not."""
-        found = self._records.get(shard)
-        return None if found is None else found[0]
+class ScanJournal(Journal):
+    """The scans of one unfinished preparation; made by `open_journal`."""
 
     def add(self, scan: ShardScan) -> None:
-        """Keeps what was found in a shard; a full disk ends the keeping, not the preparation."""
-        if self._file is None or scan.error or not scan.version or scan.shard in self._records:
-            return
-        content = json.dumps([scan.shard, scan.version]) + "\t" + json.dumps(scan, default=_plain)
-        try:
-            self._file.seek(0, os.SEEK_END)
-            self._file.write(f"{_digest(content.encode())}\t{content}\n".encode())
-            self._file.flush()
-        except OSError as error:
-            _log.warning("What was found is no longer kept for a later run: %s.", error)
-            self.close()
+        """Keeps what was found in a shard."""
+        if not scan.error and scan.version:
+            self.write(scan.shard, scan.version, scan, _plain)
 
     def load(self, shard: str) -> ShardScan | None:
         """Returns what was found in a shard, None if the record is damaged."""
         try:
-            assert self._file is not None, "it is open as long as it has records"
-            self._file.seek(self._records[shard][1])
-            digest, _, content = self._file.readline().rstrip(b"\n").partition(b"\t")
-            if _digest(content) != digest.decode():
-                return None
-            facts = json.loads(content.partition(b"\t")[2])
+            facts = self.read(shard)
             facts["section"] = base64.b64decode(facts["section"])
             facts["unreadable"] = [UnreadablePart(**bad) for bad in facts["unreadable"]]
             facts["media"] = [tuple(row) for row in facts["media"]]
             scan = ShardScan(**facts)
             scan.extents.check()
-        except (OSError, ValueError, TypeError, KeyError, AssertionError):
+        except (OSError, ValueError, TypeError, KeyError):
             return None
         return scan if scan.shard == shard and len(scan.starts) == scan.num_samples + 1 else None
-
-    def remove(self) -> None:
-        """Removes the file: the preparation is done."""
-        if self._path is not None:
-            with suppress(OSError):
-                self._path.unlink()
-        self.close()
-
-    def close(self) -> None:
-        """Closes the file; a later run finds it."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-        self._file = None
-
-    def _read(self) -> None:
-        """Finds the records, and cuts off what follows the last whole one."""
-        assert self._file is not None, "it was just opened"
-        offset = self._file.tell()
-        for line in self._file:
-            try:
-                shard, version = json.loads(line.split(b"\t", 2)[1])
-            except (ValueError, IndexError):
-                break
-            if not line.endswith(b"\n"):
-                break
-            self._records[str(shard)] = str(version), offset
-            offset += len(line)
-        self._file.truncate(offset)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -262,42 +182,16 @@ def _plain(value: Any) -> Any:
     return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
-def open_journal(job: ShardJob) -> Journal | None:
+def open_journal(job: ShardJob) -> ScanJournal | None:
     """Returns the journal of a job, with what an earlier run left; None if it is in use, or none can be kept.
 
     Args:
         job: What to do with each shard; a journal of another job is not used.
     """
-    folder = cache_folder("prepare")
     try:
         fingerprint = hashlib.blake2b(pickle.dumps(job, protocol=4), digest_size=16).hexdigest()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _remove_old(folder)
-        first = json.dumps({"root": job.root.url, "job": fingerprint, "version": __version__}).encode() + b"\n"
-        path = folder / f"{hashlib.blake2b(first, digest_size=16).hexdigest()}.scans"
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
-    except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
         _log.info("What is found is not kept for a later run: %s.", error)
         return None
-    journal = Journal(file, path)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if file.readline() == first:
-            journal._read()
-        else:
-            file.seek(0)
-            file.truncate()
-            file.write(first)
-            file.flush()
-    except OSError as error:  # another process prepares the same dataset
-        _log.info("What is found is not kept for a later run: %s.", error)
-        journal.close()
-        return None
-    return journal
-
-
-def _remove_old(folder: Path) -> None:
-    for path in folder.glob("*.scans"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
-                path.unlink()
+    work = {"root": job.root.url, "job": fingerprint, "version": __version__}
+    return ScanJournal.open("prepare", ".scans", work)

@@ -1,0 +1,378 @@
+"""What the measures of a sample depend on: the hooks that run before decoding, and all that they refer to by name.
+
+It becomes a mapping from readable names to short texts, so that a difference can be named. Sources count without blank
+lines and comment lines. From a hook, its methods, functions, attributes and globals are found by the names in its code:
+what no hook that runs refers to does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from energon_dali.assembly.sample_loaders import FactoryLoader
+from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.decode.front_ends import FrontEnd
+from energon_dali.decode.interface import Decoder
+from energon_dali.metadataset.reference import SourceReference
+from energon_dali.samples.base import CrudeSample
+from energon_dali.shards import PartList
+from energon_dali.shards.index.extent_index import read_uuid
+from energon_dali.shards.storage import StoragePath
+from energon_dali.task_encoder.cooking import choose_cooker
+from energon_dali.task_encoder.encoder import TaskEncoder, overridden
+
+MEASURING = 1
+"""Version of what this package computes: the built-in values, and how hooks are called."""
+_SHOWN_LETTERS = 80
+_MAX_DEPTH = 8
+_OF_PIXELS = frozenset({"values", "filter", "resampling", "dtype", "convert_rgb"})
+"""Fields of front ends that change pixels, and no layout."""
+_PACKAGE = "energon_dali"
+_NOT_USERS = tuple(
+    os.path.realpath(path) + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+)
+AnyEncoder = TaskEncoder[Any, Any, Any, Any]
+
+
+def fingerprint_of(load: SampleLoader, encoder: AnyEncoder, reference: SourceReference) -> dict[str, str]:
+    """Returns what the measures of a dataset's samples depend on, by name.
+
+    Args:
+        load: Makes its samples.
+        encoder: The task encoder.
+        reference: The dataset, with its auxiliary stores.
+
+    Raises:
+        ConfigError: Its samples are crude, and no cooker matches.
+        StorageError: The index of an auxiliary store cannot be read.
+    """
+    reached = _Reached(encoder)
+    parts = {
+        "measuring": str(MEASURING),
+        "measure_version": _short(reached.text(getattr(encoder, "measure_version", 0))),
+        "front end": _short(front_end_text(encoder.decoder)),
+        "sample type": load.sample_type.__qualname__,
+    }
+    if isinstance(load, FactoryLoader):
+        parts["sample factory"] = _short(reached.text(load.factory))
+    elif load.sample_loader is not None:
+        reached.visit(load.sample_loader)
+    elif load.fields is not None:
+        fields_of = {name: [str(access) for access in accesses] for name, accesses in load.fields.items()}
+        parts["field map"] = _short(json.dumps(fields_of, sort_keys=True))
+    if load.sample_type is CrudeSample:
+        if overridden(encoder, "cook_crude_sample"):
+            reached.visit(encoder.cook_crude_sample)
+        if encoder.cookers or not overridden(encoder, "cook_crude_sample"):
+            reached.visit(choose_cooker(encoder.cookers, load.subflavors, reference.path).cook)
+        for name, store in sorted(reference.aux.items()):
+            identity = read_uuid(StoragePath.of(store.path)) if store.kind == "dataset" else ""
+            parts[f"auxiliary store {name}"] = identity or store.kind
+    for hook in ("preencode_sample", "measure_sample"):
+        if overridden(encoder, hook):
+            reached.visit(getattr(encoder, hook))
+    if "__subflavors__" in reached.names:
+        parts["subflavors"] = _short(reached.text(dict(load.subflavors)))
+    return {**parts, **dict(sorted(reached.parts.items()))}
+
+
+def describe_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Returns which parts of two fingerprints differ, for a message."""
+    changes = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if before is None or after is None:
+            changes.append(f"{name} is {'new' if before is None else 'gone'}")
+        elif name.startswith("source of ") or max(len(before), len(after)) > _SHOWN_LETTERS:
+            changes.append(f"{name} changed")
+        else:
+            changes.append(f"{name} was {before} and is {after}")
+    return "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+
+
+def front_end_text(decoder: Decoder | None) -> str:
+    """Returns what a decoder says about layouts: front ends, operations before them, and how frames are chosen."""
+    spec = getattr(decoder, "spec", None)
+    clips = getattr(decoder, "av_decode", None)
+    found: dict[str, Any] = {}
+    if getattr(spec, "front_end", None) is not None:
+        assert spec is not None
+        found["image"] = _layout_config(spec.front_end)
+        found["operations"] = [{"type": type(one).__name__, **asdict(one)} for one in spec.geometric]
+        found["exif"] = spec.apply_exif_orientation
+    if getattr(clips, "front_end", None) is not None:
+        own = {one.name: getattr(clips, one.name) for one in fields(clips) if one.init and one.name != "front_end"}  # type: ignore[arg-type]
+        found["video"] = {**own, "front_end": _layout_config(clips.front_end)}  # type: ignore[union-attr]
+    return json.dumps(found, sort_keys=True, default=str) if found else "none"
+
+
+def _layout_config(front_end: FrontEnd) -> dict[str, Any]:
+    return {name: value for name, value in front_end.config().items() if name not in _OF_PIXELS}
+
+
+class _Reached:
+    """Collects the sources, attributes and globals that functions refer to.
+
+    Args:
+        encoder: Its attributes and methods are found by their names.
+    """
+
+    def __init__(self, encoder: AnyEncoder) -> None:
+        self._encoder = encoder
+        self._seen: set[int] = set()
+        self._inside: set[int] = set()
+        self._kept: list[Any] = []
+        """What `_seen` names by its id, which must not be given to another object."""
+        self.parts: dict[str, str] = {}
+        """Digests of sources, and texts of values, by readable names."""
+        self.names: set[str] = set()
+        """All names and texts in the code."""
+
+    def visit(self, function: Any) -> None:
+        """Adds a function, and what it refers to."""
+        outer = self._encoder
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, TaskEncoder):  # hooks of an AugmentTaskEncoder are those of the encoder in it
+            self._encoder = owner
+        for one in _functions(function):
+            if id(one) in self._seen or not _is_users(one):
+                continue
+            self._seen.add(id(one))
+            self._kept.append(one)
+            self._add(f"source of {one.__qualname__}", _digest(source_of(one)))
+            self._follow(one)
+        self._encoder = outer
+
+    def _add(self, name: str, text: str) -> None:
+        known = self.parts.get(name)  # two functions or globals of one name in two modules
+        self.parts[name] = text if known in (None, text) else _digest(f"{known} {text}")
+
+    def _follow(self, function: FunctionType) -> None:
+        names = list(dict.fromkeys(_names_in(function.__code__)))
+        self.names.update(names)
+        modules: list[dict[str, Any]] = [function.__globals__]
+        for name in names:
+            found = self._of_encoder(name)
+            if found is not None:
+                self._take(f"attribute {name}", found[0])
+                continue
+            for variables in modules:
+                if name in variables:
+                    value = variables[name]
+                    if isinstance(value, ModuleType):
+                        if not _is_ours(value.__name__) and _is_users_file(getattr(value, "__file__", None)):
+                            modules.append(vars(value))
+                    else:
+                        self._take(f"global {name}", value)
+                    break
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+            if value is not self._encoder and name != "__class__":
+                self._take(f"variable {name}", value)
+
+    def _of_encoder(self, name: str) -> tuple[Any] | None:
+        """Returns an attribute of the encoder that the user gave it."""
+        if name in ("decoder", "cookers", "measure_version"):
+            return None
+        if name in vars(self._encoder):
+            return (vars(self._encoder)[name],)
+        for kind in type(self._encoder).__mro__:
+            if name in vars(kind):
+                return (vars(kind)[name],) if _is_users(kind) else None
+        return None
+
+    def _take(self, label: str, value: Any) -> None:
+        if isinstance(value, property):
+            value = value.fget
+        if isinstance(value, functools.cached_property):
+            value = value.func
+        if isinstance(value, (staticmethod, classmethod, FunctionType, MethodType, functools.partial)):
+            self.visit(value)
+            if not isinstance(value, functools.partial):
+                return
+        if isinstance(value, type):
+            if _is_users(value):
+                self._add(f"source of {value.__qualname__}", _digest(source_of(value)))
+            return
+        if callable(value) and not _has_state(value):  # functions of libraries
+            return
+        self._add(label, _short(self.text(value)))
+
+    def text(self, value: Any, depth: int = 0) -> str:
+        """Returns a value as text, the same in every process."""
+        if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            return repr(value)
+        if depth > _MAX_DEPTH or id(value) in self._inside:
+            return type(value).__qualname__
+        self._inside.add(id(value))
+        try:
+            return self._text(value, depth + 1)
+        finally:
+            self._inside.discard(id(value))
+
+    def _text(self, value: Any, depth: int) -> str:
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self.text(one, depth) for one in value)}]"
+        if isinstance(value, (set, frozenset)):
+            return f"{{{', '.join(sorted(self.text(one, depth) for one in value))}}}"
+        if isinstance(value, Mapping):
+            pairs = sorted((self.text(name, depth), self.text(one, depth)) for name, one in value.items())
+            return f"{{{', '.join(': '.join(pair) for pair in pairs)}}}"
+        if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
+            array = np.ascontiguousarray(np.asarray(value))
+            return f"{array.dtype}{list(array.shape)} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
+        if isinstance(value, FrontEnd):
+            return json.dumps(_layout_config(value), sort_keys=True, default=str)
+        if isinstance(value, Decoder):
+            return front_end_text(value)
+        if isinstance(value, PartList):
+            return self.text(value.names, depth)
+        if isinstance(value, functools.partial):
+            return f"{self.text(value.func, depth)} {self.text([value.args, value.keywords], depth)}"
+        if isinstance(value, type):
+            return value.__qualname__
+        if isinstance(value, (FunctionType, MethodType)):
+            self.visit(value)
+            return value.__qualname__
+        tokenizer = tokenizer_text(value)
+        if tokenizer is not None:
+            return tokenizer
+        kind = type(value)
+        if _is_users(kind):
+            self._add(f"source of {kind.__qualname__}", _digest(source_of(kind)))
+        if is_dataclass(value):
+            return (
+                f"{kind.__qualname__} {self.text({one.name: getattr(value, one.name) for one in fields(value)}, depth)}"
+            )
+        as_dict = getattr(value, "to_dict", None)
+        if callable(as_dict) and not _is_users(kind):  # configurations and processors of transformers
+            return json.dumps(as_dict(), sort_keys=True, default=lambda one: type(one).__qualname__)
+        state = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        for slot in getattr(kind, "__slots__", ()):
+            if isinstance(slot, str) and hasattr(value, slot):
+                state[slot] = getattr(value, slot)
+        if not state:
+            return f"{kind.__qualname__} {value!r}" if " at 0x" not in repr(value) else kind.__qualname__
+        return f"{kind.__qualname__} {self.text(state, depth)}"
+
+
+def tokenizer_text(value: Any) -> str | None:
+    """Returns what a tokenizer does as text; None for anything else.
+
+    Padding and truncation are left out: calls change them.
+    """
+    backend = getattr(value, "backend_tokenizer", value)
+    to_str = getattr(backend, "to_str", None)
+    if callable(to_str) and type(backend).__module__.startswith("tokenizers"):
+        content = json.loads(to_str())
+        content.pop("padding", None)
+        content.pop("truncation", None)
+        text = _digest(json.dumps(content, sort_keys=True))
+        return f"{type(value).__qualname__} {text} {getattr(value, 'chat_template', None)!r}"
+    proto = getattr(value, "serialized_model_proto", None)  # sentencepiece
+    if callable(proto):
+        return f"{type(value).__qualname__} {hashlib.blake2b(proto(), digest_size=8).hexdigest()}"
+    vocabulary = getattr(value, "get_vocab", None)
+    if callable(vocabulary):
+        entries = json.dumps(sorted(vocabulary().items()), default=str)
+        return f"{type(value).__qualname__} {_digest(entries)} {getattr(value, 'chat_template', None)!r}"
+    return None
+
+
+def source_of(value: Any) -> str:
+    """Returns the source of a function or class without blank lines and comment lines; its code if there is none."""
+    try:
+        lines = textwrap.dedent(inspect.getsource(value)).splitlines()
+    except (OSError, TypeError):
+        if isinstance(value, type):
+            members = [one for _, one in sorted(vars(value).items()) if isinstance(one, FunctionType)]
+            return "\n".join([value.__qualname__, *map(source_of, members)])
+        return _code_text(value.__code__)
+    return "\n".join(line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Yields the functions that a callable is made of: itself, and what it wraps."""
+    for _ in range(_MAX_DEPTH):
+        if isinstance(value, (staticmethod, classmethod, MethodType)):
+            value = value.__func__
+        elif isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, FunctionType):
+            yield value
+            value = getattr(value, "__wrapped__", None)
+        elif callable(value) and not isinstance(value, type):
+            value = getattr(value, "__wrapped__", None) or getattr(
+                type(value).__call__, "__func__", type(value).__call__
+            )
+        else:
+            return
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yields the names and short texts in a code and in those within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
+
+
+def _is_users(value: Any) -> bool:
+    """Returns whether a function or class is the user's, and not of Python, a library or this package."""
+    name = getattr(value, "__module__", None) or ""
+    if name == "builtins" or _is_ours(name):
+        return False
+    module = sys.modules.get(name)
+    code = getattr(value, "__code__", None)
+    return _is_users_file(code.co_filename if code is not None else getattr(module, "__file__", None), name)
+
+
+def _is_ours(module: str) -> bool:
+    """Returns whether a module is of this package, whose results `MEASURING` counts; tasks are users of it."""
+    return f"{module}.".startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}.tasks")
+
+
+def _is_users_file(file: str | None, name: str = "") -> bool:
+    if file is None:
+        return name == "__main__" or (name not in sys.builtin_module_names and name not in sys.stdlib_module_names)
+    if file.startswith("<"):  # typed into an interpreter, or run from a text
+        return not file.startswith("<frozen")
+    path = os.path.realpath(file)
+    return not path.startswith(_NOT_USERS)
+
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType, MethodType))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else _digest(text)

@@ -1,0 +1,314 @@
+"""Packs that are planned from measured lengths are the same on any number of ranks, whatever fails, and after restores."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import energon_dali as ed
+from energon_dali.errors import ConfigError, SkipSample
+from energon_dali.loader.loader_state import merge_states, split_state
+from energon_dali.task_encoder.planned_packs import PlannedPacks
+from tests.loader.dataset_folder import prepare, write_shards
+
+Packs = dict[int, list[str]]
+"""By step, the packs of all ranks, each the sorted texts of its samples."""
+MAX_LENGTH = 100
+
+
+class Values:
+    """Measured lengths of a dataset, in memory."""
+
+    def __init__(self, tokens: list[int], identity: str = "test") -> None:
+        self.tokens = np.array(tokens, np.int64)
+        self.identity = f"{identity} {sum(tokens)}"
+        self.names = ("text_tokens", "vision_tokens")
+        self.num_samples = len(tokens)
+
+    def take(self, name: str, numbers: Any) -> Any:
+        assert name in ("tokens", "text_tokens")
+        return self.tokens[numbers]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and other.identity == self.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+def length_of(name: str, number: int) -> int:
+    """Returns the length of a sample: most are short; some of dataset a are longer than a pack."""
+    draw = random.Random(f"{name} {number}")
+    if name == "a" and number % 40 == 7:
+        return MAX_LENGTH + 20
+    return draw.choice((draw.randint(1, 20), draw.randint(20, 90)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("packs")
+    for name, count, shards in (("a", 160, 3), ("b", 70, 2)):
+        samples = {f"{name}{number:03d}": {"txt": f"{length_of(name, number)}".encode()} for number in range(count)}
+        prepare(write_shards(root / name, samples, shards), {"text": "txt"}, "TextSample")
+    entries = [{"weight": 0.7, "path": "a"}, {"weight": 0.3, "path": "b"}]
+    blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    (root / "blend.yaml").write_text(json.dumps({**blend, "splits": {"train": {"blend": entries}}}))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every dataset has measures."""
+
+    def open_measures(source: Any, *_: Any, **__: Any) -> Values:
+        name = Path(source.name).name
+        count = {"a": 160, "b": 70}[name]
+        return Values([length_of(name, number) for number in range(count)], name)
+
+    monkeypatch.setattr("energon_dali.assembly.measured_plan.open_measures", open_measures)
+
+
+class Encoder(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Makes a pack of texts; fails on some samples, and draws a random number for each."""
+
+    def __init__(self, bad: frozenset[str] = frozenset(), bad_packs: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.bad, self.bad_packs = bad, bad_packs
+
+    @ed.stateless(restore_seeds=True, failure_tolerance=0)
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.__key__ in self.bad:
+            raise SkipSample if sample.__key__.endswith("3") else ValueError("a bad sample")
+        length = int(sample.text)
+        text = f"{sample.__key__} {length} {random.random():.6f} {self.current_batch_index}"
+        return {**sample.__dict__, "__key__": sample.__key__, "length": length, "text": text} | {
+            "__restore_key__": sample.__restore_key__,
+            "__subflavors__": None,
+        }
+
+    @ed.stateless(restore_seeds=True, failure_tolerance=0)
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        if any(sample["__key__"] in self.bad_packs for sample in samples):
+            raise ValueError("a bad pack")
+        assert sum(sample["length"] for sample in samples) <= MAX_LENGTH
+        return {"__key__": samples[0]["__key__"], "texts": [sample["text"] for sample in samples]} | {
+            "drawn": random.random(),
+        }
+
+    @ed.stateless
+    def batch(self, samples: list[Any]) -> Any:
+        return Batch([sample["texts"] for sample in samples])
+
+
+@dataclass
+class Batch:
+    packs: list[list[str]]
+    __restore_key__: Any = ()
+
+
+@dataclass
+class Job:
+    """A job of several ranks, which run one after the other in this process."""
+
+    path: Path
+    world_size: int
+    global_batch_size: int
+    batch_size: int
+    num_workers: int = 0
+    encoder: Any = None
+    options: Any = None
+
+    def loader(self, rank: int) -> Any:
+        dataset = ed.get_train_dataset(
+            self.path,
+            worker_config=ed.WorkerConfig(rank=rank, world_size=self.world_size, num_workers=self.num_workers),
+            batch_size=self.batch_size,
+            global_batch_size=self.global_batch_size,
+            shuffle_buffer_size=20,
+            max_samples_per_sequence=10,
+            task_encoder=self.encoder or Encoder(),
+            **{"packs": PlannedPacks(MAX_LENGTH, window=50), **(self.options or {})},
+        )
+        return ed.get_savable_loader(dataset)
+
+    def run(self, micro_batches: int, states: list[Any] | None = None) -> tuple[Packs, list[Any]]:
+        """Returns (the packs of each step, the state of each rank) after some micro-batches of each rank."""
+        steps: dict[int, list[str]] = defaultdict(list)
+        saved = []
+        for rank in range(self.world_size):
+            with self.loader(rank) as loader:
+                if states is not None:
+                    loader.restore_state_rank(states[rank % len(states)])
+                for batch in take(loader, micro_batches):
+                    packs = batch.packs if batch.num_units else []
+                    assert all(int(text.split()[-1]) == batch.step for pack in packs for text in pack)
+                    steps[batch.step] += [" | ".join(sorted(pack)) for pack in packs]
+                saved.append(loader.save_state_rank())
+        return {number: sorted(texts) for number, texts in steps.items()}, saved
+
+
+def take(loader: Any, count: int) -> Iterator[Any]:
+    batches = iter(loader)
+    for _ in range(count):
+        yield next(batches)
+
+
+REFERENCE = 12
+"""Steps of the job that others are compared with."""
+
+
+@pytest.fixture
+def reference(folder: Path, measured: None) -> Packs:
+    """The steps of a job of one rank without workers: 12 steps of 12 packs."""
+    return Job(folder / "blend.yaml", 1, 12, 12).run(REFERENCE)[0]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "num_workers"), [(1, 3, 0), (2, 2, 0), (3, 1, 2), (4, 3, 0), (2, 3, 1)]
+)
+def test_steps_hold_the_same_packs(
+    folder: Path, reference: Packs, world_size: int, batch_size: int, num_workers: int
+) -> None:
+    per_step = 12 // (world_size * batch_size)
+    job = Job(folder / "blend.yaml", world_size, 12, batch_size, num_workers)
+    assert job.run(5 * per_step)[0] == {number: reference[number] for number in range(5)}
+
+
+def test_packs_are_full_and_hold_each_sample_once(reference: Packs) -> None:
+    packs = [pack.split(" | ") for step in reference.values() for pack in step]
+    lengths = [sum(int(text.split()[1]) for text in pack) for pack in packs]
+    assert max(lengths) <= MAX_LENGTH
+    assert sum(lengths) / len(lengths) > 0.9 * MAX_LENGTH
+    assert len(packs) == 12 * REFERENCE
+
+
+@pytest.mark.parametrize("bad", [frozenset(), frozenset({"a003", "a017", "b002", "b033", "a080"})])
+@pytest.mark.parametrize("on_missing", ["spare", "shrink"])
+def test_a_job_continues_exactly_at_every_position(folder: Path, bad: frozenset[str], on_missing: str) -> None:
+    def job(world_size: int, batch_size: int, workers: int = 0) -> Job:
+        return Job(folder / "blend.yaml", world_size, 12, batch_size, workers, Encoder(bad), {"on_missing": on_missing})
+
+    expected = job(1, 12).run(8)[0]
+    for micro_batches in range(1, 9):
+        first, states = job(2, 3).run(micro_batches)
+        rest, _ = job(2, 3).run(16 - micro_batches, [json.loads(json.dumps(state)) for state in states])
+        both = {number: sorted(first.get(number, []) + rest.get(number, [])) for number in range(8)}
+        assert both == expected
+    _, states = job(2, 3).run(6)
+    for world_size, batch_size, workers in ((1, 4, 0), (3, 2, 0), (4, 1, 2)):
+        per_step = 12 // world_size // batch_size
+        split = split_state(merge_states(states), world_size)
+        rest, _ = job(world_size, batch_size, workers).run(4 * per_step, split)
+        assert rest == {number: expected[number] for number in range(3, 7)}
+
+
+def test_a_missing_sample_moves_no_other(folder: Path, reference: Packs) -> None:
+    bad = frozenset({"a003", "a017", "b002", "b033", "a080"})
+    packs = Job(folder / "blend.yaml", 2, 12, 2, encoder=Encoder(bad), options={"on_missing": "shrink"}).run(36)[0]
+
+    def without(step: list[str]) -> list[str]:
+        kept = [[text for text in pack.split(" | ") if text.split()[0] not in bad] for pack in step]
+        return sorted(" | ".join(pack) for pack in kept if pack)
+
+    assert packs == {number: without(step) for number, step in reference.items()}
+
+
+def test_a_pack_that_fails_takes_one_spare(folder: Path, reference: Packs) -> None:
+    bad = frozenset({"b002"})
+    job = Job(folder / "blend.yaml", 2, 12, 2, encoder=Encoder(bad_packs=bad))
+    packs = job.run(36)[0]
+    for number, step in reference.items():
+        whole = [pack for pack in step if "b002" not in pack]
+        left = list(packs[number])
+        for pack in whole:
+            left.remove(pack)
+        assert len(left) == len(step) - len(whole)
+        assert all(len(pack.split(" | ")) == 1 for pack in left)
+
+
+def test_samples_that_are_too_long_are_in_no_pack_or_cut(folder: Path, reference: Packs) -> None:
+    assert not any("a007" in pack for step in reference.values() for pack in step)
+
+    class Cutting(Encoder):
+        def cut_sample(self, sample: Any, length: int) -> Any:
+            return {**sample, "length": length}
+
+    packs = Job(folder / "blend.yaml", 1, 12, 12, encoder=Cutting()).run(REFERENCE)[0]
+    assert any("a007" in pack for step in packs.values() for pack in step)
+
+
+def test_a_sample_above_its_measure_is_dropped_with_the_reason(folder: Path) -> None:
+    class Longer(Encoder):
+        def encode_sample(self, sample: Any) -> Any:
+            sample = super().encode_sample(sample)
+            return {**sample, "length": sample["length"] + 1} if sample["__key__"] == "b003" else sample
+
+    with Job(folder / "b", 1, 4, 2, encoder=Longer()).loader(0) as loader:
+        texts = [text for batch in take(loader, 40) for pack in batch.packs for text in pack]
+        failures = loader.stats().failures
+    assert not any(text.startswith("b003") for text in texts)
+    assert "were measured" in str(failures)
+    assert "b003" in str(failures)
+
+
+def test_validation_packs_each_sample_once(folder: Path) -> None:
+    for world_size in (1, 3, 5):
+        keys = []
+        counts = set()
+        for rank in range(world_size):
+            dataset = ed.get_val_dataset(
+                folder / "blend.yaml",
+                split_part="train",
+                worker_config=ed.WorkerConfig(rank=rank, world_size=world_size, num_workers=0),
+                batch_size=2,
+                global_batch_size=10,
+                task_encoder=Encoder(),
+                packs=PlannedPacks(MAX_LENGTH, window=64),
+            )
+            with ed.get_savable_loader(dataset) as loader:
+                batches = list(loader)
+                counts.add(len(batches))
+                assert len(loader) == len(batches)
+            keys += [text.split()[0] for batch in batches if batch.num_units for pack in batch.packs for text in pack]
+        assert len(counts) == 1
+        long = {f"a{number:03d}" for number in range(7, 160, 40)}
+        assert sorted(keys) == sorted(
+            {f"a{number:03d}" for number in range(160)} - long | {f"b{number:03d}" for number in range(70)}
+        )
+
+
+def test_an_element_is_made_again_by_its_key(folder: Path) -> None:
+    bad = frozenset({"a003", "b002"})
+    with Job(folder / "blend.yaml", 2, 12, 2, encoder=Encoder(bad)).loader(1) as loader:
+        dataset = loader.dataset
+        for batch in take(loader, 12):
+            again = dataset.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
+            assert again.packs == batch.packs
+
+
+def test_options_that_cannot_work(folder: Path) -> None:
+    class Selecting(Encoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> Any:
+            return [samples]
+
+    for options, encoder, message in (
+        ({"packs": PlannedPacks(10), "packing_buffer_size": 10}, None, "packing_buffer_size"),
+        ({"packs": 10}, None, "give energon_dali.PlannedPacks"),
+        ({}, Selecting(), "select_samples_to_pack of Selecting"),
+        ({}, ed.DefaultTaskEncoder(), "does not override"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Job(folder / "blend.yaml", 2, 12, 2, encoder=encoder, options=options).loader(0)
+    with pytest.raises(ConfigError, match="global_batch_size"):
+        ed.get_train_dataset(folder / "b", batch_size=2, task_encoder=Encoder(), packs=PlannedPacks(10))
+    for options in ({"max_length": 0}, {"max_length": 10, "window": 0}, {"max_length": 10, "multiple": 20}):
+        with pytest.raises(ConfigError, match="invalid|larger"):
+            PlannedPacks(**options)
