@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
 import numpy as np
 
+from energon_dali.plan.packs import best_fit
 from energon_dali.plan.rng import Int64Array
 
 PACK_LENGTH = 32_768
@@ -62,27 +61,10 @@ def draw_packs(random: np.random.Generator, count: int) -> tuple[dict[str, Int64
         measures = {name: np.concatenate([column, more[name]]) for name, column in measures.items()}
     enough = int(np.searchsorted(np.cumsum(measures["tokens"]), length)) + 1
     measures = {name: column[:enough] for name, column in measures.items()}
-    packs, number = best_fit(measures["tokens"])
+    packs, number = best_fit(measures["tokens"], PACK_LENGTH)
     renamed = np.full(number, -1)
     renamed[random.permutation(number)[:count]] = np.arange(count)
     return measures, renamed[packs]
-
-
-def best_fit(lengths: Int64Array) -> tuple[Int64Array, int]:
-    """Returns (int64[n]: the pack of each sample, number of packs): longest first, each where it fills best."""
-    rooms: list[tuple[int, int]] = []
-    packs, number = np.empty(len(lengths), np.int64), 0
-    for sample in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[sample])
-        place = bisect_left(rooms, (length, 0))
-        if place < len(rooms):
-            room, pack = rooms.pop(place)
-        else:
-            room, pack, number = PACK_LENGTH, number, number + 1
-        packs[sample] = pack
-        if room > length:
-            insort(rooms, (room - length, pack))
-    return packs, number
 
 
 def sum_over_packs(values: Int64Array, packs: Int64Array, count: int) -> Int64Array:
