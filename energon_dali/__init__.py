@@ -81,6 +81,7 @@ _import_name, __dir__, __all__ = attach(
         "task_encoder.encoder": "TaskEncoder",
         "task_encoder.packed_sequences": "PackedSequences pack_sequences",
         "task_encoder.packing": "PackSelection SequencePacker",
+        "task_encoder.planned_packs": "PlannedPacks",
         "task_encoder.stateless": "stateless",
         "task_encoder.token_counts": "count_tokens",
         "worker_config": "WorkerConfig",

@@ -4,6 +4,7 @@
 
 FOLDER has what `write_damaged` writes. A job has one to four ranks, each a process with workers of its own, in a gloo
 group. It stops after any micro-batch, and goes on with other ranks, workers, micro-batches and steps of another size.
+In some jobs, steps are made of planned packs, and in some they are balanced.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 import energon_dali as ed
@@ -34,6 +36,11 @@ DATASETS = {"a": (190, 3), "b": (70, 2), "c": (41, 1)}
 DAMAGED = ("a017", "a101", "b033", "c002")
 """More than 1 % of the samples."""
 PHASES = 4
+PACK_LENGTH = 100
+BALANCES = (
+    ed.Balance(ed.ColumnCost("tokens")),
+    ed.Balance(ed.ColumnCost("tokens"), per="micro_batch", order="pipeline"),
+)
 
 Steps = dict[int, list[str]]
 """By step, the sorted texts of its samples."""
@@ -48,6 +55,40 @@ def write_damaged(root: Path) -> Path:
     return root
 
 
+class Lengths:
+    """Measured lengths of a dataset: 1 to 60 tokens by the number of the sample, and some that fit no pack.
+
+    Args:
+        name: Name of the dataset.
+    """
+
+    names = ("text_tokens", "vision_tokens")
+
+    def __init__(self, name: str) -> None:
+        self.identity = name
+        self.num_samples = DATASETS[name][0]
+
+    def take(self, name: str, numbers: Any) -> Any:
+        mixed = (numbers * 2654435761 + len(self.identity) * 97 + ord(self.identity)) % 1009
+        return np.where(mixed % 50 == 7, PACK_LENGTH + 1, 1 + mixed % 60) if name == "tokens" else mixed % 7
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lengths) and other.identity == self.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+def measure_in_memory() -> None:
+    """Lets all datasets of this process have measures."""
+    from energon_dali.assembly import measured_plan
+
+    def open_measures(source: Any, *_: Any, **__: Any) -> Lengths:
+        return Lengths(Path(source.name).name)
+
+    measured_plan.open_measures = open_measures
+
+
 class Encoder(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
     """Draws a random number for each sample."""
 
@@ -55,6 +96,11 @@ class Encoder(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
     def encode_sample(self, sample: Any) -> Any:
         sample.text = f"{sample.text} {random.random():.6f} {self.current_batch_index}"
         return sample
+
+    @ed.stateless(restore_seeds=True, failure_tolerance=0)
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        samples[0].text = f"{' | '.join(sample.text for sample in samples)} {random.random():.6f}"
+        return samples[0]
 
 
 @dataclass(frozen=True)
@@ -97,6 +143,8 @@ class Phase:
     """Weights that are set before it, (how many steps ahead, weights); None sets none."""
     skipped: tuple[int, int] | None
     """Steps that are left out, counted from its first one on; None leaves out none."""
+    balance: Any = None
+    """How the costs of ranks are made equal."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +154,10 @@ class Case:
     data: Any
     on_missing: Any
     phases: list[Phase]
+    packs: Any = None
+    blend_by: Any = None
 
-    def loader(self, layout: Layout, rank: int) -> Any:
+    def loader(self, layout: Layout, rank: int, balance: Any = None) -> Any:
         dataset = ed.get_train_dataset(
             self.data,
             worker_config=ed.WorkerConfig(rank=rank, world_size=layout.world_size, num_workers=layout.num_workers),
@@ -118,6 +168,9 @@ class Case:
             shuffle_buffer_size=20,
             max_samples_per_sequence=10,
             task_encoder=Encoder(),
+            packs=self.packs,
+            balance=balance,
+            blend_by=self.blend_by,
         )
         return ed.get_savable_loader(dataset)
 
@@ -145,9 +198,12 @@ def random_case(folder: Path, seed: int) -> Case:
                 done,
                 set_weights if chance < 0.25 and len(names) > 1 else None,
                 skipped if chance > 0.75 else None,
+                draw.choice([None, *BALANCES]),
             )
         )
-    return Case(data, draw.choice(["spare", "spare", "shrink"]), phases)
+    packs = draw.choice([None, *(ed.PlannedPacks(PACK_LENGTH, window=size, real_length=None) for size in (7, 40, 100))])
+    blend_by = draw.choice([None, "tokens"])
+    return Case(data, draw.choice(["spare", "spare", "shrink"]), phases, packs, blend_by)
 
 
 def _random_layout(draw: random.Random, before: Layout | None) -> Layout:
@@ -192,7 +248,7 @@ def _run_rank(case: Case, phase: Phase, rank: int, state: Any, scratch: Path) ->
     world_size = phase.layout.world_size
     if world_size > 1:
         dist.init_process_group("gloo", init_method=f"file://{scratch}/meeting", rank=rank, world_size=world_size)
-    with case.loader(phase.layout, rank) as loader:
+    with case.loader(phase.layout, rank, phase.balance) as loader:
         begin(loader, phase, state)
         batches = [
             (batch.step, batch.micro_batch, batch.is_last_of_step, batch.text if batch.num_units else [])
@@ -224,7 +280,7 @@ def run(case: Case, scratch: Path) -> tuple[Steps, list[int]]:
     found: dict[int, list[str]] = defaultdict(list)
     state: Any = None
     ends = []
-    for phase, after in zip_longest(case.phases, [phase.layout for phase in case.phases[1:]]):
+    for phase, after in zip_longest(case.phases, case.phases[1:]):
         reports = run_phase(case, phase, state, Path(tempfile.mkdtemp(dir=scratch)))
         places = [[batch[:3] for batch in batches] for batches, _ in reports]
         check(all(of_rank == places[0] for of_rank in places), "ranks deliver different places")
@@ -234,7 +290,8 @@ def run(case: Case, scratch: Path) -> tuple[Steps, list[int]]:
             for step, _, _, texts in batches:
                 found[step] += texts
         ends.append(state["cursor"]["step"])
-        if state["cursor"]["micro_batch"] and (after is None or not after.deals_as(phase.layout)):
+        goes_on = after is not None and after.layout.deals_as(phase.layout) and after.balance == phase.balance
+        if state["cursor"]["micro_batch"] and not goes_on:
             found.pop(ends[-1])  # it begins again
     return {step: sorted(texts) for step, texts in sorted(found.items())}, ends
 
@@ -270,6 +327,7 @@ def main() -> None:
     """Runs the jobs of the command line; prints a line for each."""
     folder, *seeds = sys.argv[1:]
     logging.disable(logging.CRITICAL)
+    measure_in_memory()
     for seed in map(int, seeds):
         case = random_case(Path(folder), seed)
         began = time.monotonic()
