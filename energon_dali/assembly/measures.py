@@ -6,11 +6,13 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.assembly.fingerprint import describe_difference, fingerprint_of
-from energon_dali.datasets.row_sources import Source
+from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import ConfigError, DatasetError, StorageError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.measured import SampleValues
+from energon_dali.plan.slices import Slices, filter_slices
 from energon_dali.shards import JsonlReader, ShardReader
 from energon_dali.shards.jsonl import JsonlFile
 from energon_dali.shards.measures.description import Description, fingerprint_digest
@@ -21,6 +23,10 @@ from energon_dali.shards.measures.places import MeasuredData, measure_files, pla
 if TYPE_CHECKING:
     from energon_dali.assembly.mixture import LoadedSource
     from energon_dali.assembly.options import DatasetOptions
+
+
+IGNORES_CONDITIONS = "ignores_conditions"
+"""Attribute of a task encoder that stands for none: tools that look at samples without hooks look at all of them."""
 
 
 def open_measures(
@@ -44,8 +50,41 @@ def open_measures(
         StorageError: A file cannot be read.
     """
     plain = source if isinstance(source, Source) else source.source
-    data = data_of(plain.reader, plain.name)
-    fingerprint = fingerprint_of(plain.load, options.encoder, reference)
+    return _open(plain.reader, plain.load, reference, options, allow_estimates)
+
+
+def filter_ranges(
+    ranges: Slices, reader: RawReader, load: SampleLoader, reference: SourceReference, options: DatasetOptions
+) -> Slices:
+    """Returns the samples of a dataset that fulfil the condition of its subset, by their measures.
+
+    Args:
+        ranges: The samples of the split part and of the subset's range.
+        reader: Reads the dataset.
+        load: Makes its samples.
+        reference: Names it, and has the subset.
+        options: Has the task encoder.
+
+    Raises:
+        ConfigError: See `open_measures`; or the condition names an unknown measure.
+    """
+    where = None if reference.subset is None else reference.subset.where
+    if where is None or getattr(options.encoder, IGNORES_CONDITIONS, False):
+        return ranges
+    measures = _open(reader, load, reference, options, False)
+    names = where.names
+    return filter_slices(
+        ranges,
+        reader.shard_starts,
+        lambda numbers: where.holds({name: measures.take(name, numbers) for name in names}),
+    )
+
+
+def _open(
+    reader: RawReader, load: SampleLoader, reference: SourceReference, options: DatasetOptions, allow_estimates: bool
+) -> SampleValues:
+    data = data_of(reader, reference.path)
+    fingerprint = fingerprint_of(load, options.encoder, reference)
     problem = ""
     for place in places_of(data, fingerprint_digest(fingerprint)):
         try:
@@ -53,17 +92,17 @@ def open_measures(
         except FileNotFoundError:
             continue
         except DatasetError as error:
-            raise ConfigError(f"{plain.name}: {error} {_remedy(reference, options)}") from error
+            raise ConfigError(f"{reference.path}: {error} {_remedy(reference, options)}") from error
         stale = stale_reason(found.description, data)
         if not stale:
             return found
         problem = problem or stale
     if allow_estimates:
-        return EstimatedValues(data, _part_kind, getattr(plain.reader, "part_filter", None))
+        return EstimatedValues(data, _part_kind, getattr(reader, "part_filter", None))
     problem = problem or _nearest(data, fingerprint)
     encoder = type(options.encoder).__name__
     raise ConfigError(
-        f"{plain.name} has no measures of its samples by {encoder}{problem}. {_remedy(reference, options)}"
+        f"{reference.path} has no measures of its samples by {encoder}{problem}. {_remedy(reference, options)}"
     )
 
 

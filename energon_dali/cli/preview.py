@@ -93,6 +93,7 @@ def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
 
     encoder = uncooked_encoder()
     encoder.decoder = SampleDecoder(image_decode="pilrgb")
+    encoder.ignores_conditions = True
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
     opened = get_val_datasets(
         path, split_part=part, worker_config=config, task_encoder=encoder, allow_empty=True, **options
