@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from energon_dali.assembly.measure_job import (
     measuring_encoder,
     names_differ,
 )
-from energon_dali.assembly.measures import data_of, encoder_name, shard_names_and_counts, stale_reason
+from energon_dali.assembly.measures import data_of, encoder_name
 from energon_dali.assembly.opened_source import open_source
 from energon_dali.assembly.options import AnyEncoder, DatasetOptions, SourceOptions, check_encoder
 from energon_dali.errors import ConfigError, DatasetError, StorageError
@@ -40,7 +41,15 @@ from energon_dali.shards.index.extents import ShardExtents
 from energon_dali.shards.jsonl import JsonlFile
 from energon_dali.shards.measures.description import ShardFacts, fingerprint_digest
 from energon_dali.shards.measures.measure_file import MeasureFile
-from energon_dali.shards.measures.places import MeasuredData, may_write, own_place, places_of, users_place
+from energon_dali.shards.measures.places import (
+    MeasuredData,
+    may_write,
+    own_place,
+    places_of,
+    shard_names_and_counts,
+    stale_reason,
+    users_place,
+)
 from energon_dali.shards.measures.writer import MeasureWriter
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.shards.prepare.building import PREFIX, building_folder, owned_folder
@@ -200,7 +209,9 @@ def _measure(
     names, counts = shard_names_and_counts(data)
     total = sum(counts)
     known = None if again else _known(target)
+    journal = _open_journal(target)
     if known is not None and not stale_reason(known.description, data):
+        journal.remove()  # it may be that of a run that was killed right after it had written the file
         return MeasureResult(data.path, known.path, total, known.description.num_measured, total, {}, True)
     layouts = _layouts(data)
     shards = [ShardFacts(*facts) for facts in zip(names, counts, layouts, strict=True)]
@@ -211,7 +222,6 @@ def _measure(
         if number not in reused
         for start in range(0, count, CHUNK)
     ]
-    journal = _open_journal(target, shards)
     missing = [chunk for chunk in chunks if journal.load(chunk) is None]
     writable = may_write(data)
     place = own_place(data, target.digest) if writable else users_place(data, target.digest)
@@ -381,12 +391,13 @@ class _ChunkJournal(Journal):
         return ChunkValues(chunk, names, values, known["first"], unmeasured)
 
 
-def _open_journal(target: _Target, shards: Sequence[ShardFacts]) -> _ChunkJournal:
-    facts = hashlib.blake2b(repr(shards).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def _open_journal(target: _Target) -> _ChunkJournal:
+    names, counts = shard_names_and_counts(target.data)
+    facts = json.dumps([names, counts]).encode("utf-8", "surrogatepass")
     work = {
         "dataset": target.data.path,
         "uuid": target.data.uuid,
-        "shards": facts,
+        "shards": hashlib.blake2b(facts, digest_size=16).hexdigest(),
         "fingerprint": target.digest,
         "chunk": str(CHUNK),
         "version": __version__,
