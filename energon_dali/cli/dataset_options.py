@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.document import YAML_SUFFIXES
+from energon_dali.plan.balance import PER
 from energon_dali.plan.global_step import UNEVEN
 
 if TYPE_CHECKING:
@@ -169,6 +171,24 @@ dataset_options = add_options(
         type=click.Choice(UNEVEN),
         help="With --global-batch-size: what happens if the ranks cannot share it equally. [default: error]",
     ),
+    click.option(
+        "--packs",
+        metavar="LENGTH",
+        help="With --global-batch-size, which then counts packs: pack samples by their measured lengths. MODULE:NAME "
+        "names a PlannedPacks of yours.",
+    ),
+    click.option(
+        "--balance",
+        metavar="MEASURE",
+        help="With --global-batch-size: deal so that no rank waits, by a measure such as tokens. MODULE:NAME names a "
+        "Balance, or a cost, of yours.",
+    ),
+    click.option(
+        "--balance-per",
+        type=click.Choice(PER),
+        help="With --balance: where ranks wait for each other. [default: step]",
+    ),
+    click.option("--allow-estimates", is_flag=True, help="With --balance: estimate what was not measured."),
     click.option("--no-repeat", is_flag=True, help="End after one epoch."),
     click.option("--seed", type=int, default=0, show_default=True, help="The seed_offset of WorkerConfig."),
     click.option("--num-streams", type=_COUNT, help="Streams of the job. [default: 4 per rank, or one per worker]"),
@@ -212,6 +232,7 @@ def open_dataset(
     if encoder is None:
         encoder = find_encoder(options.pop("encoder", None))
     options.pop("encoder", None)
+    _make_packs_and_balance(options)
     repeat = not options.pop("no_repeat", False)
     if not options.pop("validation", False):
         if "limit" in options:
@@ -223,3 +244,29 @@ def open_dataset(
         flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
         raise ConfigError(f"{flags}: validation is not shuffled and has no virtual epochs. Leave the options out.")
     return get_val_dataset(path, worker_config=config, task_encoder=encoder, **options)
+
+
+def _make_packs_and_balance(options: dict[str, Any]) -> None:
+    """Replaces the texts of --packs and --balance by what they name.
+
+    Raises:
+        ConfigError: They name something else.
+    """
+    from energon_dali.plan.balance import Balance
+    from energon_dali.plan.costs import ColumnCost
+    from energon_dali.task_encoder.planned_packs import PlannedPacks
+
+    packs, balance, per = options.get("packs"), options.get("balance"), options.pop("balance_per", None)
+    if packs is not None:
+        if packs.isdecimal():
+            options["packs"] = PlannedPacks(int(packs))
+        elif ":" in packs:
+            options["packs"] = find_object(packs, "--packs")
+        else:
+            raise ConfigError(f"--packs {packs} is invalid: give the length of a pack, or MODULE:NAME.")
+    if balance is not None:
+        found = find_object(balance, "--balance") if ":" in balance else ColumnCost(balance)
+        found = found if isinstance(found, Balance) else Balance(found)
+        options["balance"] = found if per is None else replace(found, per=per)
+    elif per is not None:
+        raise ConfigError(f"--balance-per {per} says where ranks wait, and nothing is balanced: give --balance.")

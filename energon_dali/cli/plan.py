@@ -13,7 +13,9 @@ from typing import Any
 import click
 
 from energon_dali.cli.dataset_options import counting_bar, dataset_options, find_object, open_dataset
+from energon_dali.cli.planned_loads import describe_loads, loads_as_json, plot_loads
 from energon_dali.diagnosis.plan_difference import PlanComparison, PlanDifference, StepDifference
+from energon_dali.diagnosis.planned_loads import plan_loads
 from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps, uncooked_encoder
 from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.loader.loader_state import merge_states
@@ -66,6 +68,16 @@ class _Steps(click.ParamType[range]):
 )
 @click.option("--tokens", metavar="MODULE:NAME", help="Function from a planned sample to its number of tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--loads", is_flag=True, help="With --balance: show what each rank has to compute, and how long ranks wait."
+)
+@click.option("--compare", is_flag=True, help="As --loads, without balance, balanced per step, and per micro-batch.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --loads or --compare: draw the first step, as .png, .svg or .pdf; needs matplotlib.",
+)
 @click.option("--diff", metavar="OPTIONS", help="Compare with the same plan under other options, such as '--seed 1'.")
 @click.option("--diff-path", metavar="PATH", help="Compare with the same plan of another path.")
 @click.option(
@@ -84,6 +96,9 @@ def plan(
     diff: str | None,
     diff_path: str | None,
     max_moved: float | None,
+    loads: bool,
+    compare: bool,
+    plot: Path | None,
     **given: Any,
 ) -> None:
     """Show which samples the steps of a job on PATH hold, on which rank, with their sizes.
@@ -91,9 +106,17 @@ def plan(
     PATH is a prepared dataset, a metadataset (.yaml) or a .jsonl file. The options are those that the training run
     gives to get_train_dataset and WorkerConfig. Only indices are read.
 
+    With --loads or --compare, the costs of ranks and micro-batches are shown in place of the samples, relative to the
+    mean: of jobs with --balance, by what `energon-dali measure` stored.
+
     With --diff or --diff-path, two plans are compared: how many samples come at another step, come newly, or no longer
     come. The exit status is 0 if none does, 1 if some do, and 2 after an error.
     """
+    if loads or compare or plot is not None:
+        if diff is not None or diff_path is not None:
+            raise click.UsageError("--loads, --compare and --plot show one plan: leave --diff and --diff-path out.")
+        show_loads(path, compare=compare, plot=plot, as_json=as_json, **given)
+        return
     if diff is None and diff_path is None:
         if max_moved is not None:
             raise click.UsageError("--max-moved limits a difference: give --diff or --diff-path as well.")
@@ -171,20 +194,66 @@ def make_plan(
         DatasetError: The dataset cannot be read.
         StateError: A state is of another dataset, or after the steps.
     """
-    # Crude samples are planned without the cookers of the training run.
-    encoder = uncooked_encoder() if dataset["encoder"] is None else None
-    opened = open_dataset(path, dataset, world_size=world_size, num_workers=num_workers, encoder=encoder)
-    states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
+    opened, state = _open(path, world_size, num_workers, state_paths, dataset)
     with counting_bar("Planning", "step") as progress:
         return plan_steps(
             opened,
             steps,
             ranks=ranks or None,
-            state=merge_states(states) if states else None,
+            state=state,
             unit=unit,
             count_tokens=None if tokens is None else find_object(tokens, "--tokens"),
             progress=progress,
         )
+
+
+def _open(
+    path: str, world_size: int, num_workers: int | None, state_paths: tuple[Path, ...], dataset: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Returns (the dataset, the state of all ranks or None) that the options of the command name."""
+    # Crude samples are planned without the cookers of the training run.
+    encoder = uncooked_encoder() if dataset["encoder"] is None else None
+    opened = open_dataset(path, dataset, world_size=world_size, num_workers=num_workers, encoder=encoder)
+    states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
+    return opened, merge_states(states) if states else None
+
+
+def show_loads(
+    path: str,
+    steps: range,
+    world_size: int,
+    ranks: tuple[int, ...],
+    num_workers: int | None,
+    state_paths: tuple[Path, ...],
+    unit: Any,
+    tokens: str | None,
+    *,
+    compare: bool,
+    plot: Path | None,
+    as_json: bool,
+    **dataset: Any,
+) -> None:
+    """Prints what the ranks have to compute in the steps that the options of the command describe.
+
+    Raises:
+        ConfigError: An option is invalid, or nothing has a cost.
+        DatasetError: The dataset cannot be read.
+        StateError: A state is of another dataset, or after the steps.
+    """
+    if tokens is not None or unit != "batch":
+        raise click.UsageError("--loads, --compare and --plot show no samples: leave --unit and --tokens out.")
+    if dataset["balance"] is None:
+        raise click.UsageError("--loads, --compare and --plot need --balance: it says what a sample costs.")
+    opened, state = _open(path, world_size, num_workers, state_paths, dataset)
+    per = opened.global_batches.balance.per
+    found = list(plan_loads(opened, steps, compare=compare, state=state))
+    if plot is not None:
+        plot_loads(found, per, plot)
+    if as_json:
+        click.echo(json.dumps(loads_as_json(found, per), indent=2))
+        return
+    for line in describe_loads(found, per, ranks):
+        click.echo(line)
 
 
 def describe(steps: StepPlan) -> Iterator[str]:

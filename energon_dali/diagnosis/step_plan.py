@@ -285,15 +285,7 @@ def _plan_of_job(
     count_tokens: CountTokens | None,
 ) -> StepPlan:
     """Returns the micro-batches of steps of a job with global batches; see `plan_steps`."""
-    config = dataset.worker_config
-    if state is not None:
-        start = cursor_of(_state_of_rank(state, dataset, ranks[0]))
-        if steps.start < start.step:
-            raise StateError(
-                f"The state is after step {start.step - 1}, and step {steps.start} was asked for: give a range from "
-                f"{start.step} on, or an older state."
-            )
-        dataset = dataset.continued(start, config)
+    dataset = dataset_at(dataset, steps, ranks[0], state)
     batches = dataset.global_batches
     assert batches is not None
     limit = dataset.rank_limit
@@ -311,6 +303,30 @@ def _plan_of_job(
     if last < steps.stop and (length is not None or not batches.is_endless):
         notes.append(f"The data ends after step {last - 1}." if rows else "The data ends before.")
     return StepPlan(range(steps.start, last), notes, rows, plans, count_tokens)
+
+
+def dataset_at(dataset: SavableDataset[Any], steps: range, rank: int, state: State | None) -> SavableDataset[Any]:
+    """Returns a dataset of a job with global batches that continues from a state; itself without one.
+
+    Args:
+        dataset: The dataset.
+        steps: The steps that it is planned for.
+        rank: A rank that the state has.
+        state: A state of the loader, or None.
+
+    Raises:
+        StateError: The state is of another dataset, or after the first step.
+        LayoutError: The state lacks the rank.
+    """
+    if state is None:
+        return dataset
+    start = cursor_of(_state_of_rank(state, dataset, rank))
+    if steps.start < start.step:
+        raise StateError(
+            f"The state is after step {start.step - 1}, and step {steps.start} was asked for: give a range from "
+            f"{start.step} on, or an older state."
+        )
+    return dataset.continued(start, dataset.worker_config)
 
 
 def _check_size(steps: range, num_ranks: int, config: WorkerConfig) -> None:

@@ -122,10 +122,25 @@ def loads_of(costs: Int64Array, slots: Int64Array, shape: tuple[int, int], per: 
     Returns:
         int64[barriers, ranks, 2]: one barrier for a step, or one for each micro-batch.
     """
-    loads = np.zeros((shape[0] * shape[1], costs.shape[1]), np.int64)
-    np.add.at(loads, slots, costs)
-    of_slots: Int64Array = loads.reshape(*shape, costs.shape[1])
-    barriers: Int64Array = of_slots.sum(1)[None] if per == "step" else of_slots.transpose(1, 0, 2)
+    return barriers_of(sum_by_slot(costs, slots, shape), per)
+
+
+def sum_by_slot(values: Int64Array, slots: Int64Array, shape: tuple[int, int]) -> Int64Array:
+    """Returns int64[ranks, micro_batches, k]: the sums of values of the items of each slot; see `loads_of`.
+
+    Args:
+        values: int64[n, k].
+        slots: int64[n]: slot of each item.
+        shape: (ranks, micro_batches).
+    """
+    sums = np.zeros((shape[0] * shape[1], values.shape[1]), np.int64)
+    np.add.at(sums, slots, values)
+    return sums.reshape(*shape, values.shape[1])
+
+
+def barriers_of(sums: Int64Array, per: Per) -> Int64Array:
+    """Returns int64[barriers, ranks, k] of int64[ranks, micro_batches, k]; see `loads_of`."""
+    barriers: Int64Array = sums.sum(1)[None] if per == "step" else sums.transpose(1, 0, 2)
     return barriers
 
 

@@ -8,13 +8,14 @@ number of ranks, or with another size, from the first unit that no finished step
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from energon_dali.errors import ConfigError
-from energon_dali.plan.balance import Balance, deal_balanced
+from energon_dali.plan.balance import Balance, deal_balanced, sum_by_slot
 from energon_dali.plan.global_step import BEGINNING, Cursor, Items, MicroBatch, Step, Uneven, deal, part_of, step_size
 from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
@@ -517,12 +518,41 @@ class GlobalBatchPlan(Plan):
         found = kept.get(step.first_unit)
         if found is None:
             assert self.balance is not None
-            of_rank = [part_of(step.num_items, self.world_size, rank) for rank in range(self.world_size)]
-            numbers = range(step.micro_batches)
-            counts = np.array([[part_of(one, len(numbers), number) for number in numbers] for one in of_rank], np.int64)
-            slots = deal_balanced(self.costs(items), counts, self._homes(items), self.balance)
+            slots = deal_balanced(self.costs(items), self._counts(step), self._homes(items), self.balance)
             found = keep(kept, step.first_unit, slots, _KEPT_STEPS)
         return found  # type: ignore[no-any-return]
+
+    def _counts(self, step: Step) -> Int64Array:
+        """Returns int64[ranks, micro_batches]: items of each micro-batch of a step."""
+        of_rank = [part_of(step.num_items, self.world_size, rank) for rank in range(self.world_size)]
+        numbers = range(step.micro_batches)
+        return np.array([[part_of(one, len(numbers), number) for number in numbers] for one in of_rank], np.int64)
+
+    def costs_by(
+        self, step: Step, policies: Sequence[Balance | None]
+    ) -> tuple[list[Int64Array], Int64Array, Int64Array]:
+        """Returns what the micro-batches of a step cost if it is dealt by each of some policies.
+
+        Args:
+            step: A step of a plan with a balance, whose cost is taken.
+            policies: Ways to deal; None is that of a plan without balance.
+
+        Returns:
+            (for each policy int64[ranks, micro_batches, 2], int64[items, 2]: the cost of each item, int64[ranks,
+            micro_batches]: the items of each micro-batch).
+        """
+        items = self._items_of(step)
+        costs, counts, homes = self.costs(items), self._counts(step), self._homes(items)
+        found = []
+        for policy in policies:
+            if policy is None:
+                slots = np.empty(len(items), np.int64)
+                order = np.argsort(deal(homes, counts.sum(1)), kind="stable")
+                slots[order] = np.repeat(np.arange(counts.size), counts.ravel())
+            else:
+                slots = deal_balanced(costs, counts, homes, policy)
+            found.append(sum_by_slot(costs, slots, (self.world_size, step.micro_batches)))
+        return found, costs, counts
 
     def costs(self, items: Items) -> Int64Array:
         """Returns int64[items, 2]: what each item costs the vision encoder and the language model.
