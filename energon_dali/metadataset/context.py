@@ -174,9 +174,8 @@ class Moment:
         else:
             known = [one for one in DOCUMENT_OVER if one == given.over]
             if not known:
-                raise node.at("over").error(
-                    f"{excerpt(given.over)} cannot be counted here: write {', '.join(DOCUMENT_OVER[:-1])} or {DOCUMENT_OVER[-1]}."
-                )
+                allowed = f"{', '.join(DOCUMENT_OVER[:-1])} or {DOCUMENT_OVER[-1]}"
+                raise node.at("over").error(f"{excerpt(given.over)} cannot be counted here: write {allowed}.")
             (over,) = known
         if self.over not in (None, over):
             raise node.error(
