@@ -1,8 +1,9 @@
 """Packs per second of text samples, with energon_dali or megatron-energon, by the same task encoder.
 
-Options: library ("energon_dali" or "megatron.energon"), packer (a name of PACKERS, or "sequence" for energon_dali's
-SequencePacker, or "planned" for its PlannedPacks, from lengths that were measured before), buffer (or window), workers, save_every (batches between saved states; 0 saves none), decoder ("dali" for
-energon_dali's DaliDecoder, with which the rank packs; otherwise the workers do).
+Options: library ("energon_dali" or "megatron.energon"), packer (a name of PACKERS; for energon_dali "sequence", its
+SequencePacker, or "planned", its PlannedPacks, by lengths that were measured before), buffer (or window of the plan),
+workers, save_every (batches between saved states; 0 saves none), decoder ("dali" for energon_dali's DaliDecoder, with
+which the rank packs; otherwise the workers do).
 Timing begins after the first buffer of each worker and ends after `samples` samples for each, or after `seconds`.
 """
 
@@ -170,7 +171,7 @@ def measure_once(task: Task, encoder: Any) -> None:
 def task_encoder(library: Any, options: dict[str, Any]) -> Any:
     """Returns a task encoder that packs texts into rows of PACK_LENGTH tokens."""
     name = options["packer"]
-    pack = library.SequencePacker(PACK_LENGTH, length=length) if name == "sequence" else PACKERS.get(name)
+    pack: Any = library.SequencePacker(PACK_LENGTH, length=length) if name == "sequence" else PACKERS.get(name)
 
     class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
         if options.get("decoder") == "dali":

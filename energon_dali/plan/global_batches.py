@@ -594,7 +594,7 @@ class GlobalBatchPlan(Plan):
             step, of_step = self.place_of(stream, epoch, number)
             found = self.micro_batch_of_step(step, stream % self.world_size, of_step)
             keep(kept, key, found, _KEPT_MICRO_BATCHES)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def micro_batch_of_step(self, step: Step, rank: int, number: int) -> MicroBatch:
         """Returns a micro-batch of a rank, by its number in a step."""

@@ -43,6 +43,10 @@ class PackedBatchPlan(GlobalBatchPlan):
             raise ConfigError("PackedBatchPlan was given no measures of the samples, whose lengths decide the packs.")
 
     @property
+    def order_window(self) -> int:  # type: ignore[override]
+        return self.rule.window
+
+    @property
     def options(self) -> dict[str, Any]:
         assert self.measured is not None
         measures = [values.identity for values in self.measured.values]
