@@ -65,7 +65,7 @@ def dataset(root: Path, shards: int = 3, samples: int = 4, config: Any = CAPTION
 
 
 def measure(path: object, encoder: Any = None, **options: Any) -> list[MeasureResult]:
-    return list(measure_datasets(str(path), encoder or encoders.Letters(), **options))
+    return measure_datasets(str(path), encoder or encoders.Letters(), **options)
 
 
 def opened(path: object, encoder: Any, **source: Any) -> Callable[..., list[SampleValues]]:
@@ -467,7 +467,7 @@ root, kills, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 measuring.CHUNK = 10
 
 def run(path):
-    return list(measuring.measure_datasets(path, encoders.Slow()))
+    return measuring.measure_datasets(path, encoders.Slow())
 
 begin = time.monotonic()
 run(sys.argv[4])
