@@ -6,8 +6,9 @@ import base64
 import hashlib
 import json
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,6 +66,8 @@ from energon_dali.worker_config import WorkerConfig
 
 CHUNK = 1024
 """Samples that a process measures at a time; what an interruption loses."""
+SECONDS_PER_WORKER = 5.0
+"""Work of this length takes less time than starting a process."""
 _BLOCK = 1 << 16
 _SHOWN_REASONS = 3
 
@@ -231,7 +234,7 @@ def _measure(
     missing = [chunk for chunk in chunks if journal.load(chunk) is None]
     writable = may_write(data)
     place = own_place(data, target.digest) if writable else users_place(data, target.digest)
-    results = map_in_order(target.job, missing, num_workers, ray_address=ray_address, arrived=journal.add)
+    results = _results(target.job, missing, num_workers, ray_address, journal.add)
     try:
         with _building(data, place, writable) as folder, MeasureWriter(folder) as writer:
             collected = _Collected(writer, data.path, total, progress)
@@ -262,13 +265,30 @@ def _measure(
         journal.close()
         raise
     finally:
-        close = getattr(results, "close", None)
-        if close is not None:
-            close()
+        results.close()
     journal.remove()
     measured = total - sum(collected.reasons.values())
     taken = sum(counts[number] for number in reused)
     return MeasureResult(data.path, place, total, measured, taken, collected.unmeasured, False)
+
+
+def _results(
+    job: MeasureJob,
+    chunks: Sequence[Chunk],
+    num_workers: int,
+    ray_address: str | None,
+    arrived: Callable[[ChunkValues], object],
+) -> Generator[ChunkValues, None, None]:
+    """Yields the measures of chunks, in order. The time that the first takes says how many processes are worth it."""
+    if num_workers > 1 and ray_address is None and chunks:
+        begin = time.monotonic()
+        first = job(chunks[0])
+        arrived(first)
+        seconds = (time.monotonic() - begin) * (len(chunks) - 1)
+        num_workers = min(num_workers, 1 + int(seconds / SECONDS_PER_WORKER))
+        yield first
+        chunks = chunks[1:]
+    yield from map_in_order(job, chunks, num_workers, ray_address=ray_address, arrived=arrived)
 
 
 def _known(target: _Target) -> MeasureFile | None:

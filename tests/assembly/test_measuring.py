@@ -223,6 +223,7 @@ def test_errors_of_the_program_end_the_run(tmp_path: Path) -> None:
 
 def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "CHUNK", 3)
+    monkeypatch.setattr(measuring, "SECONDS_PER_WORKER", 1e-9)
     root = dataset(tmp_path / "data")
     measure(root, encoders.Picky())
     alone = files(root)
