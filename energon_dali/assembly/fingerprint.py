@@ -74,7 +74,7 @@ def fingerprint_of(load: SampleLoader, encoder: AnyEncoder, reference: SourceRef
     for name, value in layout_options(encoder.decoder).items():
         parts[f"front end, {name}"] = _short(json.dumps(value, sort_keys=True, default=str))
     if isinstance(load, FactoryLoader):
-        parts["sample factory"] = _short(reached.text(load.factory))
+        reached.visit_class(type(load.factory))
     elif load.sample_loader is not None:
         reached.visit(load.sample_loader)
     elif load.fields is not None:
@@ -174,6 +174,12 @@ class _Reached:
             self._assigned.update(_assigned_in(source))
             self._follow(one)
         self._encoder = outer
+
+    def visit_class(self, kind: type[Any]) -> None:
+        """Adds the sources of a class and its base classes."""
+        for base in kind.__mro__:
+            if _is_users(base):
+                self._add(f"source of {base.__qualname__}", _digest(source_of(base)))
 
     def finish(self) -> None:
         """Adds the values of the attributes that were found."""
