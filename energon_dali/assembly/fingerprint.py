@@ -37,6 +37,8 @@ from energon_dali.task_encoder.encoder import TaskEncoder, overridden
 MEASURING = 1
 """Version of what this package computes: the built-in values, and how hooks are called."""
 _SHOWN_LETTERS = 80
+_DIGEST = "blake2b:"
+"""Begins what is not shown, but its digest."""
 _MAX_DEPTH = 8
 _OF_PIXELS = frozenset({"values", "filter", "resampling", "dtype", "convert_rgb"})
 """Fields of front ends that change pixels, and no layout."""
@@ -63,9 +65,10 @@ def fingerprint_of(load: SampleLoader, encoder: AnyEncoder, reference: SourceRef
     parts = {
         "measuring": str(MEASURING),
         "measure_version": _short(reached.text(getattr(encoder, "measure_version", 0))),
-        "front end": _short(front_end_text(encoder.decoder)),
         "sample type": load.sample_type.__qualname__,
     }
+    for name, value in layout_options(encoder.decoder).items():
+        parts[f"front end, {name}"] = _short(json.dumps(value, sort_keys=True, default=str))
     if isinstance(load, FactoryLoader):
         parts["sample factory"] = _short(reached.text(load.factory))
     elif load.sample_loader is not None:
@@ -98,27 +101,30 @@ def describe_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
             continue
         if before is None or after is None:
             changes.append(f"{name} is {'new' if before is None else 'gone'}")
-        elif name.startswith("source of ") or max(len(before), len(after)) > _SHOWN_LETTERS:
+        elif before.startswith(_DIGEST) or after.startswith(_DIGEST):
             changes.append(f"{name} changed")
         else:
             changes.append(f"{name} was {before} and is {after}")
     return "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
 
 
-def front_end_text(decoder: Decoder | None) -> str:
-    """Returns what a decoder says about layouts: front ends, operations before them, and how frames are chosen."""
+def layout_options(decoder: Decoder | None) -> dict[str, Any]:
+    """Returns what a decoder says about layouts: front ends, operations before them, and how frames are chosen.
+
+    Args:
+        decoder: Of a task encoder. One without a front end knows no layouts.
+    """
     spec = getattr(decoder, "spec", None)
-    clips = getattr(decoder, "av_decode", None)
+    clips: Any = getattr(decoder, "av_decode", None)
     found: dict[str, Any] = {}
-    if getattr(spec, "front_end", None) is not None:
-        assert spec is not None
-        found["image"] = _layout_config(spec.front_end)
-        found["operations"] = [{"type": type(one).__name__, **asdict(one)} for one in spec.geometric]
-        found["exif"] = spec.apply_exif_orientation
+    if spec is not None and spec.front_end is not None:
+        found |= {f"image {name}": value for name, value in _layout_config(spec.front_end).items()}
+        found["image operations"] = [{"type": type(one).__name__, **asdict(one)} for one in spec.geometric]
+        found["image rotation"] = spec.apply_exif_orientation
     if getattr(clips, "front_end", None) is not None:
-        own = {one.name: getattr(clips, one.name) for one in fields(clips) if one.init and one.name != "front_end"}  # type: ignore[arg-type]
-        found["video"] = {**own, "front_end": _layout_config(clips.front_end)}  # type: ignore[union-attr]
-    return json.dumps(found, sort_keys=True, default=str) if found else "none"
+        own = {one.name: getattr(clips, one.name) for one in fields(clips) if one.init and one.name != "front_end"}
+        found |= {f"video {name}": value for name, value in {**own, **_layout_config(clips.front_end)}.items()}
+    return found
 
 
 def _layout_config(front_end: FrontEnd) -> dict[str, Any]:
@@ -242,7 +248,7 @@ class _Reached:
         if isinstance(value, FrontEnd):
             return json.dumps(_layout_config(value), sort_keys=True, default=str)
         if isinstance(value, Decoder):
-            return front_end_text(value)
+            return json.dumps(layout_options(value), sort_keys=True, default=str)
         if isinstance(value, PartList):
             return self.text(value.names, depth)
         if isinstance(value, functools.partial):
@@ -371,8 +377,8 @@ def _has_state(value: Any) -> bool:
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return _DIGEST + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_LETTERS else _digest(text)
+    return text if len(text) <= _SHOWN_LETTERS and not text.startswith(_DIGEST) else _digest(text)

@@ -36,6 +36,11 @@ def open_measured(blend: ResolvedBlend, sources: Sequence[Source], options: Data
     rule = options.pack_rule
     names = set() if rule is None else {rule.length}
     if options.global_batch_size is not None and options.blend_by is not None:
+        if len(sources) == 1 or blend.mode != "weights" or not options.training:
+            raise ConfigError(
+                f"blend_by={options.blend_by!r} needs several datasets that are blended by weight. Give a metadataset "
+                "with `blend`, or leave blend_by out."
+            )
         names.add(TOKENS)
     if blend.schedule is not None and blend.schedule.over == "tokens":
         names.add(TOKENS)

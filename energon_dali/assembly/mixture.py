@@ -198,10 +198,10 @@ def _global_batches(units: Plan, options: DatasetOptions, measured: MeasuredRows
         balance=options.balance,
     )
     if batches.drop_last and not batches.is_endless and batches.num_samples and not batches.steps_of_epoch(0):
-        items = "samples" if options.packs is None else "packs"
+        items, fewer = ("samples", "") if options.packs is None else ("packs", " samples in fewer packs")
         raise ConfigError(
             f"batch_drop_last=True leaves out a step with fewer than {batches.step_size} {items}, and a whole epoch "
-            "has less than that. Give a smaller global_batch_size, or leave batch_drop_last out."
+            f"has {batches.num_samples}{fewer}. Give a smaller global_batch_size, or leave batch_drop_last out."
         )
     return batches
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from energon_dali.assembly.identities import Identities, SourceConfig
+from energon_dali.assembly.measures import filter_ranges
 from energon_dali.assembly.options import DatasetOptions, check_number
 from energon_dali.assembly.sample_loaders import (
     FactoryLoader,
@@ -26,7 +27,7 @@ from energon_dali.metadataset.files import is_local, read_folder_files, read_joi
 from energon_dali.metadataset.join.columns import ColumnFolder, JoinIndexFile
 from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.joined_reader import JoinedReader
-from energon_dali.metadataset.reference import SourceReference, take_subset
+from energon_dali.metadataset.reference import SourceReference, Subset, take_subset
 from energon_dali.plan.slices import Slices
 from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import CrudeSample, Sample
@@ -114,6 +115,8 @@ def open_source(
             opened = _open_jsonl(reference, number, options, files)
         else:
             opened = _open_folder(reference, number, options, files, identities, factory)
+        ranges = filter_ranges(opened.ranges, opened.reader, opened.load, reference, options)
+        opened = replace(opened, ranges=ranges)
         reference, options = _with_order(opened.order, reference, options)
     return order_samples(opened, reference, number, options, repeat)
 
@@ -181,11 +184,15 @@ def order_samples(
                 "seed": config.seed_offset,
                 "order": order,
                 "sample_type": opened.sample_type,
-                **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
+                **({} if reference.subset is None else {"subset": _subset_config(reference.subset)}),
                 **({"leaf": number} if number else {}),
             },
         ),
     )
+
+
+def _subset_config(subset: Subset) -> list[Any]:
+    return [subset.share, subset.numbers, *([] if subset.where is None else [str(subset.where)])]
 
 
 def _fingerprint(ranges: Slices) -> str:

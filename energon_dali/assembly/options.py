@@ -85,7 +85,8 @@ class SourceOptions:
     subflavors: dict[str, Any] = field(default_factory=dict)
     """Added to those of dataset.yaml and of a metadataset, which they override."""
     subset: Any = None
-    """Range of the samples of the split, such as ["0%", "25%"] or [100, 200]; of each dataset of a metadataset."""
+    """Range of the samples of the split, such as ["0%", "25%"] or [100, 200]; of each dataset of a metadataset. Or
+    {"where": "text_tokens < 4096"}: those whose measures fulfil a condition (docs/measures.md)."""
     part_filter: Callable[[str], bool] | None = None
     """Selects the parts that are read; None reads those that the fields need."""
     allow_imports: bool = False

@@ -55,10 +55,11 @@ def bench(
     job = _Job(path, given)
     counts = workers or tuple(worker_counts(job.num_streams))
     settings = [Setting(count, prefetch_factor, name) for name in decoders or job.decoders() for count in counts]
-    tell = None if as_json else lambda one: click.echo(_line(one))
+    tokens = job.mean_tokens()
+    tell = None if as_json else lambda one: click.echo(_line(one, tokens))
     result = benching.bench(job.open, settings, seconds=seconds, report=tell)
     if as_json:
-        click.echo(json.dumps(as_document(result), indent=2))
+        click.echo(json.dumps(as_document(result, tokens), indent=2))
         return
     for sentence in result.advice:
         click.echo(sentence)
@@ -136,6 +137,25 @@ class _Job:
         parts = {part.rpartition("/")[2] for batch in plan for sample in batch.samples for part in sample.part_bytes}
         return not parts or any(find_part_kind(part)[0] in ("image", "av") for part in parts)
 
+    def mean_tokens(self) -> float | None:
+        """Returns the mean length of a sample in tokens, by its measures; None without measures of all datasets."""
+        from energon_dali.assembly.measures import mean_tokens
+        from energon_dali.assembly.mixture import open_sources
+        from energon_dali.assembly.options import DatasetOptions, SourceOptions
+        from energon_dali.worker_config import WorkerConfig
+
+        given = self._given
+        training = not given["validation"]
+        options = DatasetOptions(
+            split_part=given["split_part"] or ("train" if training else "val"),
+            encoder=self._encoder,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            source=SourceOptions(allow_imports=given["allow_imports"], allow_code=given["allow_code"]),
+            training=training,
+        )
+        blend, sources = open_sources(self._path, options, plain=True)
+        return mean_tokens(blend, sources, options)
+
     def open(self, setting: Setting) -> SavableDataset[Any]:
         """Opens the dataset for a setting."""
         from energon_dali.diagnosis.rates import with_decoder
@@ -144,8 +164,13 @@ class _Job:
         return open_dataset(self._path, self._given, num_workers=setting.num_workers, encoder=encoder)
 
 
-def _line(one: StageRate | LoaderRate) -> str:
-    """Returns one measurement as a line."""
+def _line(one: StageRate | LoaderRate, tokens: float | None = None) -> str:
+    """Returns one measurement as a line.
+
+    Args:
+        one: The measurement.
+        tokens: Mean length of a sample; None if it is not known.
+    """
     name = one.name + " alone" if hasattr(one, "name") else str(one.setting)
     if not one.samples:
         return f"{name:44} {one.problem}"
@@ -154,12 +179,19 @@ def _line(one: StageRate | LoaderRate) -> str:
     if size:
         line += f", {show_bytes(int(size / one.seconds))}/s"
     if hasattr(one, "first_batch_seconds"):
+        if tokens is not None:
+            line += f", {one.samples_per_second * tokens:,.0f} tokens/s"
         line += f", first batch {one.first_batch_seconds:.2f} s"
     return f"{line} ({one.problem})" if one.problem else line
 
 
-def as_document(result: BenchResult) -> dict[str, Any]:
-    """Returns the result of a measurement as plain values."""
+def as_document(result: BenchResult, tokens: float | None = None) -> dict[str, Any]:
+    """Returns the result of a measurement as plain values.
+
+    Args:
+        result: What was measured.
+        tokens: Mean length of a sample; None if it is not known.
+    """
     return {
         "stages": [
             {
@@ -175,6 +207,7 @@ def as_document(result: BenchResult) -> dict[str, Any]:
             {
                 **one.setting.as_dict(),
                 "samples_per_second": round(one.samples_per_second, 1),
+                "tokens_per_second": None if tokens is None else round(one.samples_per_second * tokens, 1),
                 "idle_samples_per_second": round(one.idle_samples_per_second, 1),
                 "other_cores": round(one.other_cores, 2),
                 "first_batch_seconds": round(one.first_batch_seconds, 3),

@@ -16,9 +16,12 @@ from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import count_samples
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
 from energon_dali.shards.documents.content import show_bytes
+from energon_dali.shards.measures import MeasureFile
+from energon_dali.shards.measures.places import MeasuredData, measure_files, stale_reason
 from energon_dali.shards.meta.document import META
 
 _USUAL_ORDER = ("train", "val", "test")
+_SHOWN_REASONS = 5
 _MODES = {
     "none": "one dataset",
     "weights": "drawn by weight, indefinitely",
@@ -86,6 +89,7 @@ def describe(folder: WebdatasetFolder) -> Iterator[str]:
         shards = len(set(ranges.shard.tolist()))
         share = 100 * ranges.num_samples / total if total else 0.0
         yield f"    {part}: {ranges.num_samples:,} samples ({share:.1f}%) in {shards:,} shards"
+    yield from _measures(folder)
 
 
 def describe_jsonl(file: JsonlFile) -> Iterator[str]:
@@ -101,6 +105,28 @@ def describe_jsonl(file: JsonlFile) -> Iterator[str]:
     yield "  Sample type: CrudeSample, with the part json"
     yield f"  Index:       {file.name}.idx, {file.uuid}"
     yield "  Splits:      none: every part is the whole file"
+    yield from _measures(file)
+
+
+def _measures(data: MeasuredData) -> Iterator[str]:
+    """Yields lines about the measure files of a dataset; none if there are none."""
+    for number, (path, file) in enumerate(measure_files(data)):
+        if not number:
+            yield "  Measures:"
+        if not isinstance(file, MeasureFile):
+            yield f"    {path.name} cannot be used: {file}"
+            continue
+        found = file.description
+        stale = ", stale: energon-dali measure brings it up to date" if stale_reason(found, data) else ""
+        yield f"    {found.encoder}: {found.num_measured:,} of {found.num_samples:,} samples, {path.name}{stale}"
+        width = max(len(column.name) for column in found.columns)
+        for column in found.columns:
+            mean = column.total / max(1, found.num_measured)
+            numbers = f"mean {mean:,.1f}, min {column.smallest:,}, max {column.largest:,}"
+            yield f"      {column.name.ljust(width)}  {numbers}"
+        for reason, count in found.reasons[:_SHOWN_REASONS]:
+            yield f"      not measured: {count:,} x {reason}"
+        file.close()
 
 
 def describe_metadataset(path: str) -> Iterator[str]:
@@ -138,7 +164,8 @@ def _part(source: SourceReference) -> str:
 
 def _count(source: SourceReference) -> str:
     try:
-        return f"{count_samples(source):,}"
+        count = f"{count_samples(source):,}"
+        return count if source.subset is None or source.subset.where is None else f"up to {count}"
     except (EnergonDaliError, OSError) as error:
         return f"? ({type(error).__name__})"
 

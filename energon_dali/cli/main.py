@@ -28,6 +28,7 @@ _HOMES = {
     "failures": "logs:failures",
     "info": "info:info",
     "lint": "preview:lint",
+    "measure": "measure:measure",
     "mount": "mount:mount",
     "pack": "pack:pack",
     "plan": "plan:plan",

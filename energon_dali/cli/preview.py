@@ -6,15 +6,18 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon_dali.calls import import_extra
-from energon_dali.cli.dataset_options import all_parts, file_options
+from energon_dali.cli.dataset_options import all_parts, file_options, is_jsonl
 from energon_dali.error_handlers import describe
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DatasetError, StorageError
 from energon_dali.samples.transfer import attributes_of
+from energon_dali.shards import JsonlFile, WebdatasetFolder
+from energon_dali.shards.measures.places import MeasuredData, describe_measures, measures_of_sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,6 +50,8 @@ def preview(path: str, split_parts: str, index: int | None, count: int | None, w
             if count is not None and shown >= count:
                 return
             click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
+            for source in values_of(sample).get("__sources__") or ():
+                _show_measures(str(source.dataset_path), source.index)
             shown += 1
             if count is None and not click.confirm("Next sample?", default=True):
                 return
@@ -79,8 +84,28 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
         if opened.note:
             click.echo(opened.note, err=True)
         click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
+        _show_measures(path, index)
     finally:
         opened.close()
+
+
+def _show_measures(path: str, index: object) -> None:
+    """Prints what `energon-dali measure` found out about a sample."""
+    data = _data_of(path)
+    if data is None or not isinstance(index, int):
+        return
+    with suppress(DatasetError, StorageError):  # the sample itself was shown
+        for encoder, values in measures_of_sample(data, index):
+            click.echo(f"  measures by {encoder}: {describe_measures(values)}")
+
+
+@functools.lru_cache(maxsize=64)
+def _data_of(path: str) -> MeasuredData | None:
+    """Returns the dataset at a path; None if it cannot be opened."""
+    try:
+        return JsonlFile(path) if is_jsonl(path) else WebdatasetFolder(path, allow_imports=True)
+    except (DatasetError, StorageError):
+        return None
 
 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
@@ -93,11 +118,17 @@ def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
 
     encoder = uncooked_encoder()
     encoder.decoder = SampleDecoder(image_decode="pilrgb")
+    encoder.ignores_conditions = True
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
     opened = get_val_datasets(
         path, split_part=part, worker_config=config, task_encoder=encoder, allow_empty=True, **options
     )
     yield from itertools.chain.from_iterable(dataset for dataset, _ in opened)
+
+
+def values_of(sample: Any) -> dict[str, Any]:
+    """Returns the parts or attributes of a sample by name."""
+    return dict(sample) if isinstance(sample, Mapping) else attributes_of(sample)
 
 
 def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
@@ -108,7 +139,7 @@ def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
         width: Letters per line of an image.
         colours: Draw images in 24-bit colour, instead of letters.
     """
-    values = dict(sample) if isinstance(sample, Mapping) else attributes_of(sample)
+    values = values_of(sample)
     yield f"{values.get('__key__')} ({type(sample).__name__})"
     for source in values.get("__sources__") or ():
         yield f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}"

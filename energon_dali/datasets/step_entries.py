@@ -12,7 +12,7 @@ from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import SPARES, Cursor, attempts_of, unit_of_number
-from energon_dali.plan.scheduled import COUNTED, Base, WeightChange
+from energon_dali.plan.scheduled import OVER, Base, WeightChange
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.state_entries import (
@@ -61,15 +61,15 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
     for first, stop in ranges:
         cursor = replace(cursor, skipped=cursor.without_steps(first, stop).skipped)
     over = entry_of(entry, "weights_over")
-    if over not in COUNTED:
-        raise damaged("weights_over", over, " or ".join(COUNTED))
+    if over not in OVER:
+        raise damaged("weights_over", over, " or ".join(OVER))
     changes = weights_of(entry)
     base = state_of(entry, "base")
     counts = tuple(checked_count(count, "counts") for count in list_of(base, "counts"))
     begin = Base(count_of(base, "step"), count_of(base, "unit"), count_of(base, "drawn_from"), counts)
     if not begin.drawn_from <= begin.unit <= cursor.unit or begin.step > cursor.step or sum(counts) != begin.drawn_from:
         raise damaged("base", base, "counts of the units before the cursor")
-    return replace(cursor, weights=changes, weights_over=over, base=begin)
+    return replace(cursor, weights=changes, weights_over=over, base=begin, packs=count_of(entry, "packs"))
 
 
 def weights_of(entry: Mapping[str, Any]) -> tuple[WeightChange, ...]:
@@ -122,6 +122,7 @@ def cursor_entry(cursor: Cursor) -> State:
         "skipped": [list(one) for one in cursor.skipped],
         "weights": weights_entry(cursor.weights),
         "weights_over": cursor.weights_over,
+        "packs": cursor.packs,
         "base": {"step": base.step, "unit": base.unit, "drawn_from": base.drawn_from, "counts": list(base.counts)},
     }
 

@@ -220,13 +220,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Samples of the whole job before its next step, or before the one that has begun. The same on all ranks.
 
         This is what Megatron calls consumed samples: those of all steps so far, also of steps that were left out and of
-        samples that failed.
+        samples that failed. With planned packs, it is the number of packs.
 
         Raises:
             ConfigError: There are no global batches.
         """
-        self._global_batches("consumed_samples counts the samples")
-        return cursor_of(self._plain_position()).unit
+        _, batches = self._global_batches("consumed_samples counts the samples")
+        return batches.consumed_at(cursor_of(self._plain_position()))
 
     @property
     def micro_batches_per_step(self) -> int:

@@ -14,6 +14,8 @@ from energon_dali.plan.scheduled import OVER, Over
 from energon_dali.shards.documents.content import excerpt
 
 _MOST_DIGITS = 12
+DOCUMENT_OVER: tuple[Over, ...] = (*OVER, "tokens")
+"""What the points of a metadataset count."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -170,9 +172,10 @@ class Moment:
         if given.over is None:
             self.unsaid = self.unsaid or node
         else:
-            known = [one for one in OVER if one == given.over]
+            known = [one for one in DOCUMENT_OVER if one == given.over]
             if not known:
-                raise node.at("over").error(f"{excerpt(given.over)} cannot be counted here: write {' or '.join(OVER)}.")
+                allowed = f"{', '.join(DOCUMENT_OVER[:-1])} or {DOCUMENT_OVER[-1]}"
+                raise node.at("over").error(f"{excerpt(given.over)} cannot be counted here: write {allowed}.")
             (over,) = known
         if self.over not in (None, over):
             raise node.error(

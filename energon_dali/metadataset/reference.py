@@ -1,29 +1,33 @@
 """The result of resolving a metadataset: the datasets that are read, how they are put together, and their subsets.
 
-A subset is a range of the samples of a dataset, as numbers or as shares.
+A subset is a range of the samples of a dataset, as numbers or as shares, or those whose measures fulfil a condition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
 import numpy as np
 
 from energon_dali.errors import ConfigError
+from energon_dali.metadataset.condition import Condition
 from energon_dali.metadataset.document import Location
 from energon_dali.plan.scheduled import Schedule
 from energon_dali.plan.slices import Slices
 from energon_dali.shards import StoragePath
 
 _FORM = 'Write two percentages, such as ["0%", "25%"], or two sample numbers, such as [100, 200] or [100, end].'
+_KEYS = {"range", "where"}
 
 
 @dataclass(frozen=True, slots=True)
 class Subset:
     """A range of the samples of a split part, in file order. The shares are taken of the range that the numbers leave.
+
+    Of the range, a condition on measures may choose samples.
 
     Raises:
         ConfigError: A range ends before it starts, or is outside the whole.
@@ -33,6 +37,8 @@ class Subset:
     """(start, stop) as shares of the whole, 0 to 1."""
     numbers: tuple[int, int | None] | None = None
     """(start, stop) as sample numbers, stop exclusive; a stop of None is the end. Only for a single dataset."""
+    where: Condition | None = None
+    """What the measures of a sample have to be; None takes all."""
 
     def __post_init__(self) -> None:
         begin, end = self.share
@@ -48,7 +54,7 @@ class Subset:
         """Returns the subset that a user wrote.
 
         Args:
-            value: A Subset, `{"range": [begin, end]}`, or [begin, end].
+            value: A Subset, [begin, end], or a mapping with `range: [begin, end]`, `where: condition` or both.
 
         Raises:
             ConfigError: It has another form, or is invalid.
@@ -56,9 +62,11 @@ class Subset:
         if isinstance(value, Subset):
             return value
         if isinstance(value, Mapping):
-            if set(value) != {"range"}:
-                raise ConfigError(f"subset has the keys {sorted(map(str, value))}, and needs `range` alone. {_FORM}")
-            value = value["range"]
+            if not value or not value.keys() <= _KEYS:
+                keys = sorted(map(str, value))
+                raise ConfigError(f"subset has the keys {keys}, and needs `range`, `where` or both. {_FORM}")
+            subset = cls() if "range" not in value else cls.of(value["range"])
+            return replace(subset, where=Condition.parse(value["where"])) if "where" in value else subset
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
             raise ConfigError(f"subset has the range {value!r}. {_FORM}")
         begin, end = (_bound(bound) for bound in value)
@@ -86,7 +94,10 @@ class Subset:
             )
         begin, end = self.share
         length = end - begin
-        return Subset((begin + outer.share[0] * length, begin + outer.share[1] * length), self.numbers)
+        where = self.where or outer.where
+        if self.where is not None and outer.where is not None:
+            where = Condition((*self.where.comparisons, *outer.where.comparisons))
+        return Subset((begin + outer.share[0] * length, begin + outer.share[1] * length), self.numbers, where)
 
     def bounds(self, total: int) -> tuple[int, int]:
         """Returns (start, stop) for a dataset of `total` samples, stop exclusive.

@@ -109,6 +109,8 @@ def resolve(
 def count_samples(source: SourceReference) -> int:
     """Returns the number of samples of a dataset or join, in its split part and subset; opens no shard.
 
+    A condition on measures does not count: they depend on the task encoder.
+
     Raises:
         DatasetError: Its files are malformed, or a join has no index.
         ConfigError: It has no such split part, or its subset reaches beyond the samples.

@@ -336,6 +336,10 @@ class GlobalBatchPlan(Plan):
                 )
         return replace(job.start, unit=units, step=step, base=begin)
 
+    def consumed_at(self, cursor: Cursor) -> int:
+        """Returns how many samples, or packs, the steps before a cursor have."""
+        return cursor.unit
+
     # --- steps ------------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -39,6 +39,8 @@ class Cursor:
     """What their points count. That of the schedule, if its weights change."""
     base: Base = FIRST
     """From where on steps have the size that they have now, for weights that change over time."""
+    packs: int = 0
+    """Packs of the steps before, where steps are made of packs."""
 
     def without_steps(self, first: int, stop: int) -> Cursor:
         """Returns the cursor that leaves out a range of steps as well; not if the range is over.

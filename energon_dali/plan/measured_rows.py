@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_dali.plan.measured import SampleValues
 from energon_dali.plan.plan import Rows
-from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.rng import Int64Array, stable_order
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MeasuredRows:
         if len(self.values) == 1:
             return self.values[0].take(name, self.shard_starts[0][rows.shards] + rows.indices)
         found = np.empty(len(rows), np.int64)
-        order = np.argsort(rows.sources, kind="stable")
+        order = stable_order(rows.sources)
         sources, firsts = np.unique(rows.sources[order], return_index=True)
         stops = [*firsts[1:].tolist(), len(order)]
         for source, first, stop in zip(sources.tolist(), firsts.tolist(), stops, strict=True):

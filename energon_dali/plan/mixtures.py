@@ -17,7 +17,7 @@ from energon_dali.plan.draws import Draws
 from energon_dali.plan.epoch_starts import EpochStarts, dealt_source
 from energon_dali.plan.plan import Plan, Rows, described, keep, source_offsets
 from energon_dali.plan.repeated import RepeatedPlan
-from energon_dali.plan.rng import BLEND, INTERLEAVE, Int64Array, mix
+from energon_dali.plan.rng import BLEND, INTERLEAVE, Int64Array, mix, stable_order
 from energon_dali.plan.source import DealtSources
 
 GROUP_DRAWS = 1024
@@ -61,7 +61,7 @@ class Members:
         """
         if not len(numbers):
             return Rows.joined([])
-        order = np.argsort(numbers, kind="stable")
+        order = stable_order(numbers)
         drawn, firsts = np.unique(numbers[order], return_index=True)
         counts = np.diff(firsts, append=len(numbers))
         begins = np.asarray(starts, np.int64)[drawn]

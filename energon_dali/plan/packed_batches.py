@@ -184,7 +184,7 @@ class PackedBatchPlan(GlobalBatchPlan):
         Raises:
             ConfigError: They end within a step, or the weights change over steps whose sizes are not known.
         """
-        job = replace(self, start=replace(self.start, unit=0, step=0, micro_batch=0, base=FIRST))
+        job = replace(self, start=replace(self.start, unit=0, step=0, micro_batch=0, base=FIRST, packs=0))
         epoch, passed, steps = 0, 0, 0
         if not job.is_endless:
             while passed + job._packs(epoch).count() <= units:
@@ -211,7 +211,10 @@ class PackedBatchPlan(GlobalBatchPlan):
                 "weights change over steps, and steps had different sizes. Restore a state of the loader instead."
             )
         unit = job._packs(epoch).unit_of(units - passed)
-        return job._cursor_at(epoch, unit, counted if step is None else step)
+        return replace(job._cursor_at(epoch, unit, counted if step is None else step), packs=units)
+
+    def consumed_at(self, cursor: Cursor) -> int:
+        return cursor.packs
 
     def _cursor_at(self, epoch: int, unit: int, step: int) -> Cursor:
         packs = self._packs(epoch)
@@ -224,9 +227,15 @@ class PackedBatchPlan(GlobalBatchPlan):
 
     def cursor(self, epoch: int, delivered: int) -> Cursor:
         cursor = super().cursor(epoch, delivered)
-        if self.resolved_units.changing is None:
-            return cursor
-        return replace(cursor, base=self._cursor_at(0, cursor.unit, cursor.step).base)
+        packs = self.start.packs
+        if self.is_endless:
+            packs += (cursor.step - self.start.step) * self.step_size
+        else:
+            now = self.units.epoch_at(cursor.unit) - self._first_epoch
+            packs += sum(self._packs(one).count() for one in range(now)) + self._packs(now).packs_before(cursor.unit)
+        if self.resolved_units.changing is not None:
+            cursor = replace(cursor, base=self._cursor_at(0, cursor.unit, cursor.step).base)
+        return replace(cursor, packs=packs)
 
     # --- dealing ----------------------------------------------------------------------------------------------------
 

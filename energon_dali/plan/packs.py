@@ -18,17 +18,15 @@ from energon_dali.errors import ConfigError
 from energon_dali.plan.global_step import Items
 from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
-from energon_dali.plan.rng import PACKS, Int64Array, permutation
+from energon_dali.plan.rng import PACKS, Int64Array, permutation, stable_order
 from energon_dali.plan.scheduled import FIRST, Base, Schedule, ScheduledBlendPlan, WeightPoint
 
 MOST_WINDOW = 1 << 20
 """Most samples of a window, which are packed together."""
 _BIN_BITS = 21
 """Bins of a window are below 2 ** 21, so that one number holds the room of a bin and which one it is."""
-_KEPT_WINDOWS = 4
-"""Windows that are kept, at least."""
 _KEPT_UNITS = 1 << 16
-"""Units up to which those of more windows are kept."""
+"""Units up to which windows are kept, and at least those of a step."""
 
 
 @dataclass(frozen=True)
@@ -72,34 +70,41 @@ def best_fit(lengths: Int64Array, capacity: int, max_samples: int | None = None)
     bins = np.empty(len(lengths), np.int64)
     if not len(lengths):
         return bins, 0
-    order = np.argsort(-lengths, kind="stable")
-    sizes = lengths[order].tolist()
-    # A bin with room is one number: its room, then the bin, so that the list is sorted by the room.
-    mask, least = (1 << _BIN_BITS) - 1, sizes[-1] << _BIN_BITS
+    order = stable_order(capacity - lengths)
+    falling = (-lengths[order]).tolist()
+    sums = np.concatenate([[0], np.cumsum(lengths[order])]).tolist()
+    # A bin with room is one number, its room and then the bin, so that the list is sorted by the room.
+    mask, least = (1 << _BIN_BITS) - 1, -falling[-1] << _BIN_BITS
     found: list[int] = []
+    runs: list[int] = []
     rooms: list[int] = []
-    count = 0
-    filled: list[int] | None = None if max_samples is None else []
-    for size in sizes:
+    filled: list[int] = []
+    first = 0
+    while first < len(falling):
+        size = -falling[first]
         at = bisect_left(rooms, size << _BIN_BITS)
+        below = rooms[at - 1] >> _BIN_BITS if at else -1
         if at < len(rooms):
             bin_ = rooms.pop(at)
         else:
-            bin_ = capacity << _BIN_BITS | count
-            count += 1
-            if filled is not None:
-                filled.append(0)
+            bin_ = capacity << _BIN_BITS | len(filled)
+            filled.append(0)
         number = bin_ & mask
+        # What follows goes into the same bin as long as it has room, and until it would fit into the one below.
+        stop = bisect_right(sums, sums[first] + (bin_ >> _BIN_BITS), first) - 1
+        if below >= 0:
+            stop = min(stop, bisect_left(falling, -below, first + 1))
+        if max_samples is not None:
+            stop = min(stop, first + max_samples - filled[number])
+            filled[number] += stop - first
         found.append(number)
-        bin_ -= size << _BIN_BITS
-        if filled is not None:
-            filled[number] += 1
-            if filled[number] == max_samples:
-                continue
-        if bin_ >= least:
+        runs.append(stop - first)
+        bin_ -= (sums[stop] - sums[first]) << _BIN_BITS
+        first = stop
+        if bin_ >= least and filled[number] != max_samples:
             insort(rooms, bin_)
-    bins[order] = found
-    return bins, count
+    bins[order] = np.repeat(found, runs)
+    return bins, len(filled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +236,7 @@ class PackedUnits(Plan):
         bins, count = best_fit(lengths[packed], self.rule.max_length, self.rule.max_samples)
         # Best fit begins with the longest samples, and the order of steps must not follow from lengths.
         places = permutation(count, PACKS, self.seed, start)[bins]
-        order = np.concatenate([packed[np.argsort(places, kind="stable")], np.flatnonzero(lengths < 0)])
+        order = np.concatenate([packed[stable_order(places)], np.flatnonzero(lengths < 0)])
         bounds = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=count))])
         return Window(start, rows.take(order), bounds)
 
@@ -368,7 +373,8 @@ class EpochPacks:
             start = self._begin + number * size
             base = self.base_of(number)
             found = self._plan.make_window(start, min(start + size, self._stop), base)
-            keep(self._kept, number, found, max(_KEPT_WINDOWS, _KEPT_UNITS // size))
+            of_step = self._plan.packs_per_step // max(1, found.num_packs) + 2  # counted first, and dealt then
+            keep(self._kept, number, found, max(of_step, _KEPT_UNITS // size))
         return found
 
     def base_of(self, number: int) -> Base | None:

@@ -129,6 +129,23 @@ def sort_to_permutations(words: Uint64Array) -> Uint64Array:
     return words
 
 
+def stable_order(keys: Int64Array | npt.NDArray[np.int32]) -> Int64Array:
+    """Returns the order that sorts keys, in which equal keys keep their order: int64[n].
+
+    The indices are sorted with the keys in their high bits, which is several times faster than a stable argsort.
+
+    Args:
+        keys: int64[n] or int32[n]: at least 0, and below 2 ** 63 / n.
+    """
+    bits = max(1, (len(keys) - 1).bit_length())
+    numbers = keys.astype(np.int64) << bits
+    numbers |= np.arange(len(keys))
+    numbers.sort()
+    numbers &= (1 << bits) - 1
+    order: Int64Array = numbers
+    return order
+
+
 def permutation(length: int, *key: int) -> Int64Array:
     """Returns the random permutation of 0 ... length - 1 of a key.
 

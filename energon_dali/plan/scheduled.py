@@ -20,11 +20,9 @@ from energon_dali.plan.rng import SCHEDULE, Int64Array
 _WHOLE = GROUP_DRAWS * MODULUS
 
 Over = Literal["steps", "samples", "tokens"]
-OVER: tuple[Over, ...] = ("steps", "samples", "tokens")
-"""What the points of a schedule count, from the beginning of the job. Steps may change their size, samples do not. A
-plan takes points over tokens as points over samples, by the mean sizes of its samples."""
-COUNTED: tuple[Over, ...] = ("steps", "samples")
-"""What the points of a plan count."""
+OVER: tuple[Over, ...] = ("steps", "samples")
+"""What the points of a plan count, from the beginning of the job. Steps may change their size, samples do not. Points
+over tokens become points over samples, by the mean sizes of those."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ class ScheduledBlendPlan(Mixture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule.over not in COUNTED:
+        if self.schedule.over not in OVER:
             raise ConfigError(
                 f"ScheduledBlendPlan was given a schedule over {self.schedule.over}: give one over samples."
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,47 @@ class Slices:
 
     def __repr__(self) -> str:
         return f"Slices({len(self)} slices, {self.num_samples} samples)"
+
+
+_FILTERED_TOGETHER = 1 << 20
+"""Samples that are looked at together."""
+
+
+def filter_slices(
+    ranges: Slices, shard_starts: Int64Array, keeps: Callable[[Int64Array], npt.NDArray[np.bool_]]
+) -> Slices:
+    """Returns the samples of ranges that are kept, neighbours in one slice.
+
+    Args:
+        ranges: The ranges.
+        shard_starts: int64[shards]: number in the dataset of the first sample of each shard.
+        keeps: Takes the numbers in the dataset of some samples, and returns which of them are kept.
+    """
+    ends = np.cumsum(ranges.lengths)  # [n]
+    shift = ranges.stop - ends  # [n]: index in the shard of a sample, less its position among all samples
+    pieces: list[tuple[Int64Array, Int64Array, Int64Array]] = []  # (range, start, stop) each
+    for first in range(0, int(ends[-1]) if len(ends) else 0, _FILTERED_TOGETHER):
+        position = np.arange(first, min(first + _FILTERED_TOGETHER, int(ends[-1])))  # [m]
+        owner = np.searchsorted(ends, position, side="right")  # [m]: its range
+        index = position + shift[owner]  # [m]: within the shard
+        kept = np.flatnonzero(keeps(shard_starts[ranges.shard[owner]] + index))  # [k]
+        owner, index = owner[kept], index[kept]
+        if len(kept):
+            begins = np.concatenate([[0], 1 + np.flatnonzero(_breaks(owner, index, index + 1))])
+            last = np.concatenate([begins[1:], [len(kept)]]) - 1
+            pieces.append((owner[begins], index[begins], index[last] + 1))
+    if not pieces:
+        return ranges.take(np.zeros(0, np.int64))
+    owner, start, stop = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
+    begins = np.concatenate([[0], 1 + np.flatnonzero(_breaks(owner, start, stop))])  # across pieces
+    last = np.concatenate([begins[1:], [len(owner)]]) - 1
+    return Slices.trusted(ranges.shard[owner[begins]], start[begins], stop[last])
+
+
+def _breaks(owner: Int64Array, start: Int64Array, stop: Int64Array) -> npt.NDArray[np.bool_]:
+    """Returns for each slice but the first whether it does not follow the one before in the same range."""
+    found: npt.NDArray[np.bool_] = (owner[1:] != owner[:-1]) | (start[1:] != stop[:-1])
+    return found
 
 
 def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:

@@ -74,6 +74,36 @@ def count_tokens(sample: Any) -> int:
     return length + _vision_tokens(media, texts) if media else length
 
 
+def find_media(sample: Any) -> list[_Media]:
+    """Returns the media of a sample that have a front end, wherever they are: handles, and decoded ones.
+
+    Args:
+        sample: A dataclass, a dict, or any object with fields.
+    """
+    media: list[_Media] = []
+    _look_inside(_values(sample), media, None, {id(sample)})
+    return media
+
+
+def count_patches(media: Sequence[_Media]) -> tuple[int, int, int]:
+    """Returns (features in the text, patches that the vision encoder sees, sum of their squares over what attends).
+
+    Args:
+        media: From `find_media`.
+
+    Raises:
+        DecodeError: The front end refuses an image of this size.
+    """
+    features = patches = squares = 0
+    for one in media:
+        layout = one.layout
+        features += layout.num_features
+        for count, size in _front_end(one).attention_groups(layout):
+            patches += count * size
+            squares += count * size * size
+    return features, patches, squares
+
+
 def _length_of(value: Any, name: str, sample: Any, media: list[_Media] | None) -> int:
     """Returns the tokens of a field; media between its pieces of text are noted."""
     shape = getattr(value, "shape", None)

@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from energon_dali.errors import DatasetError
+from energon_dali.errors import DatasetError, StorageError
+from energon_dali.shards.measures.places import measures_of_sample
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import AV_TYPES, show_part, snippets
 from energon_dali.view.drawn_mixture import (
@@ -172,12 +173,22 @@ def sample(request: Request) -> Response:
         sample=shown,
         parts=[show_part(dataset, shown, part) for part in media_first],
         splits=dataset.parts_of(shown.index),
+        measures=_measures(dataset, shown.index),
         command=dataset.restore_command(shown),
         playable=AV_TYPES,
         position=position,
         neighbours=neighbours,
         back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
     )
+
+
+def _measures(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
+    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset."""
+    data = getattr(dataset, "folder", None) or getattr(dataset, "file", None)
+    try:
+        return [] if data is None else measures_of_sample(data, index)
+    except (DatasetError, StorageError):  # the sample is shown without them
+        return []
 
 
 def _position_of(request: Request, site: Site, entry: CatalogEntry, query: GridQuery, index: int) -> int | None:

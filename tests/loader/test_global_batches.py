@@ -300,6 +300,7 @@ def test_a_limited_validation_begins_again_after_a_restore(folder: Path, workers
 UNCHANGED: dict[str, Any] = {
     "weights": [],
     "weights_over": "steps",
+    "packs": 0,
     "base": {"step": 0, "unit": 0, "drawn_from": 0, "counts": []},
 }
 """What a state says of weights that nobody changed."""
@@ -320,7 +321,8 @@ def test_a_state_is_small_and_the_same_on_all_ranks(folder: Path) -> None:
     ("options", "message"),
     [
         ({"batch_size": None}, "needs batch_size"),
-        ({"packing_buffer_size": 10}, "packing_buffer_size"),
+        ({"packing_buffer_size": 10}, r"packing_buffer_size.*packs=PlannedPacks"),
+        ({"blend_by": len}, r"blend_by=<built-in function len>.*energon-dali measure"),
         ({"blend_by": "tokens"}, "blend_by"),
         ({"uneven": "down"}, "uneven='down' is unknown"),
         ({"on_missing": "drop"}, "on_missing='drop' is unknown"),
@@ -914,9 +916,9 @@ def test_schedules_need_global_batches(folder: Path) -> None:
         ({"step": {"one": 1}}, "is not a step of the job"),
         ({"cubic": {0: 1}}, "cubic"),
         ({"step": {"one": 1}, "over": "samples"}, "is not a sample of the job"),
-        ({"step": {0: 1}, "over": "epochs"}, "'epochs' cannot be counted here: write steps or samples"),
+        ({"step": {0: 1}, "over": "epochs"}, "'epochs' cannot be counted here: write steps, samples or tokens"),
         ({"step": {0: 1}, "over": 3}, "over"),
-        ({"step": {0: 1}, "over": "tokens"}, "does not measure them. Write `over: samples` or `over: steps`"),
+        ({"step": {0: 1}, "over": "tokens"}, "has no measures of its samples by Encoder"),
         ({"over": "steps"}, "either step or linear"),
     ],
 )

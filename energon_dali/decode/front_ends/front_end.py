@@ -76,6 +76,8 @@ class FrontEnd(ABC):
     float_backends: ClassVar[frozenset[str]] = frozenset()
     """Backends of the processors ("pil", "torch") that return float32 even if they neither rescale nor normalise. The
     others return bytes then."""
+    encoder_patch: ClassVar[int] = 14
+    """Pixels of a patch's side in the vision encoders of the published models, where no field says it."""
     fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
     """Bytes around a view on its canvas; None: zeros after normalisation."""
 
@@ -139,6 +141,28 @@ class FrontEnd(ABC):
         Raises:
             DecodeError: The processor refuses images of this size.
         """
+
+    def attention_groups(self, layout: ImageLayout) -> list[tuple[int, int]]:
+        """Returns (number of groups, patches of each): which patches the model's vision encoder attends to together.
+
+        By default each tile is a group. Where the front end does not know the side of a patch, as processors do not,
+        `encoder_patch` stands for it: numbers for balancing, not for shapes.
+
+        Args:
+            layout: Of an image.
+        """
+        return [(view.num_tiles, self.patches_of(*view.tile_size)) for view in layout.views if view.emitted]
+
+    def patches_of(self, height: int, width: int) -> int:
+        """Returns the patches of a rectangle.
+
+        Args:
+            height: Pixels.
+            width: Pixels.
+        """
+        side: int | tuple[int, int] = getattr(self, "patch_size", None) or self.encoder_patch
+        rows, columns = side if isinstance(side, tuple) else (side, side)
+        return (height // rows) * (width // columns)
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         """Returns what the processor returns for these images.

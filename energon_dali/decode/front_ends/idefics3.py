@@ -109,6 +109,11 @@ class Idefics3(FrontEnd):
         markers = 3 + rows * (2 * columns + 1) + (self.blank_line_tokens - 1 if rows else 0)
         return ImageLayout(height, width, tuple(views), features + markers, (rows, columns), num_markers=markers)
 
+    def patches_of(self, height: int, width: int) -> int:
+        """Returns the patches of a tile: of 16 pixels where it is made of them and not of 14, as in SmolVLM."""
+        side = 16 if height % 14 and not height % 16 else self.encoder_patch
+        return (height // side) * (width // side)
+
     def image_text(self, layout: ImageLayout) -> str:
         rows, columns = layout.grid
         tokens = self.image_token * self.image_seq_len

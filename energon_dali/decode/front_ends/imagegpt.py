@@ -62,6 +62,10 @@ class ImageGPT(FrontEnd):
         view = View(*(self.size or (height, width)))
         return ImageLayout(height, width, (view,), view.height * view.width, (view.height, view.width))
 
+    def patches_of(self, height: int, width: int) -> int:
+        """Returns the pixels of a rectangle: each is a token."""
+        return height * width
+
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
         if self.clusters is None:
             return super().arrange(pixels, layout)

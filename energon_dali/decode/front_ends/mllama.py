@@ -66,6 +66,10 @@ class Mllama(FrontEnd):
         view = View(*_fit(height, width, canvas, self.tile_size), canvas=canvas, tile=(self.tile_size, self.tile_size))
         return ImageLayout(height, width, (view,), 1, (rows, columns))
 
+    def attention_groups(self, layout: ImageLayout) -> list[tuple[int, int]]:
+        """Returns one group: the tiles of an image attend to each other."""
+        return [(1, sum(count * patches for count, patches in super().attention_groups(layout)))]
+
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 

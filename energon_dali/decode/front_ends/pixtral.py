@@ -78,6 +78,11 @@ class Pixtral(FrontEnd):
         view = View(rows * self.patch_size[0], columns * self.patch_size[1])
         return ImageLayout(height, width, (view,), rows * (columns + 1), (rows, columns), num_markers=rows)
 
+    def attention_groups(self, layout: ImageLayout) -> list[tuple[int, int]]:
+        """Returns one group of the tokens of an image; patches that the model merges (Mistral 3) count as one."""
+        rows, columns = layout.grid
+        return [(1, rows * columns)]
+
     def image_text(self, layout: ImageLayout) -> str:
         rows, columns = layout.grid
         return self.break_token.join([self.image_token * columns] * rows) + self.end_token

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, HALF
 from energon_dali.decode.front_ends.front_end import VisionInput
-from energon_dali.decode.front_ends.layout import VideoLayout, View
+from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import (
     check_patches,
@@ -90,6 +90,11 @@ class PatchedVideo(VideoFrontEnd):
             total,
             fps,
         )
+
+    def attention_groups(self, layout: ImageLayout) -> list[tuple[int, int]]:
+        """Returns (temporal patches, patches of each): frames of different temporal patches do not attend."""
+        groups, rows, columns = layout.grid
+        return [(groups, rows * columns)]
 
     def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
         import torch

@@ -133,6 +133,11 @@ class VideoFrontEnd(FrontEnd):
             raise DecodeError(f"The processor takes no frame of this video, which has {frames} at {fps:g} per second")
         return self.frames_layout(width, height, chosen, frames, fps)
 
+    def attention_groups(self, layout: ImageLayout) -> list[tuple[int, int]]:
+        """Returns (number of groups, patches of each); by default each tile of each frame is a group."""
+        frames = len(layout.frames) if isinstance(layout, VideoLayout) else 1
+        return [(frames * count, patches) for count, patches in super().attention_groups(layout)]
+
     def render_video(self, frames: torch.Tensor, layout: VideoLayout, timestamps: tuple[float, ...] = ()) -> VideoInput:
         """Returns a video as the model takes it.
 

@@ -133,6 +133,9 @@ class MeasureFile:
         data = self._reader.read_at(column.offset + first * column.width, size)
         if len(data) != size or zlib.crc32(data) != column.checksums[block]:
             raise self._damaged(f"is damaged in the values {column.name}")
+        values = np.frombuffer(data, f"<i{column.width}")
+        if int(values.min()) < NOT_MEASURED or int(values.max()) > column.largest:
+            raise self._damaged(f"has values of {column.name} that are out of their range")
 
     def _header(self) -> bytes:
         header = self._reader.read_at(0, HEADER.size)

@@ -10,9 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from energon_dali.errors import DatasetError, StorageError
+from energon_dali.plan.measured import NOT_MEASURED
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.jsonl import JsonlFile
+from energon_dali.shards.measures.description import Description
 from energon_dali.shards.measures.measure_file import MeasureFile
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
@@ -84,3 +88,49 @@ def _users_folder(data: MeasuredData) -> StoragePath:
     root = data.storage_path if isinstance(data, JsonlFile) else data.root
     name = re.sub(r"[^A-Za-z0-9._-]", "_", root.name)[:64]
     return StoragePath.of(folder) / f"{name}-{hashlib.blake2b(root.url.encode(), digest_size=8).hexdigest()}"
+
+
+def shard_names_and_counts(data: MeasuredData) -> tuple[list[str], list[int]]:
+    """Returns (names of the shards of a dataset, number of samples in each); a JSONL file is one shard."""
+    if isinstance(data, JsonlFile):
+        return [data.name], [data.num_samples]
+    return data.shard_names, data.shard_counts
+
+
+def stale_reason(description: Description, data: MeasuredData) -> str:
+    """Returns why measures are not those of a dataset, as the end of a sentence; "" if they are."""
+    shards = [(shard.name, shard.num_samples) for shard in description.shards]
+    now = list(zip(*shard_names_and_counts(data), strict=True))
+    if shards != now:
+        changed = len(set(shards) ^ set(now))
+        return f": there are others of {len(shards):,} shards, and it has {len(now):,}, of which {changed:,} differ"
+    if description.uuid != data.uuid:
+        return ": there are others of another index, since when it was prepared again"
+    return ""
+
+
+def measures_of_sample(data: MeasuredData, number: int) -> list[tuple[str, dict[str, int]]]:
+    """Returns (task encoder, values by name) of a sample for each measure file of a dataset that is up to date.
+
+    Args:
+        data: The dataset.
+        number: Number of the sample in it.
+
+    Raises:
+        DatasetError: A file is damaged.
+        StorageError: A file cannot be read.
+    """
+    found = []
+    for _, file in measure_files(data):
+        if isinstance(file, MeasureFile) and not stale_reason(file.description, data):
+            at = np.array([number])
+            found.append((file.description.encoder, {name: int(file.take(name, at)[0]) for name in file.names}))
+            file.close()
+    return found
+
+
+def describe_measures(values: dict[str, int]) -> str:
+    """Returns the values of a sample as a line."""
+    if all(value == NOT_MEASURED for value in values.values()):
+        return "could not be measured"
+    return ", ".join(f"{name} {value:,}" for name, value in values.items())

@@ -50,7 +50,7 @@ class IndexIdentity:
 
     def add(self, shard: str, extents: ShardExtents) -> None:
         """Takes the next shard."""
-        _add(self._layout, shard, extents)
+        add_layout(self._layout, shard, extents)
 
     def uuid(self, shard_counts: Mapping[str, int]) -> str:
         """Returns the UUID, after all shards were added.
@@ -77,7 +77,7 @@ class IndexIdentity:
             if list(read_shard_counts(self.root).items()) != list(shard_counts.items()):
                 return ""
             for shard, extents in zip(shard_counts, self._known_extents(known, shard_counts), strict=False):
-                _add(layout, shard, extents)
+                add_layout(layout, shard, extents)
         except DatasetError:
             return ""
         return known if layout.digest() == self._layout.digest() else ""
@@ -103,8 +103,14 @@ class IndexIdentity:
                 yield from (index.shard(number, shard) for number, shard in enumerate(shard_counts))
 
 
-def _add(layout: Any, shard: str, extents: ShardExtents) -> None:
-    """Adds a shard to a digest of the layout of samples."""
+def add_layout(layout: Any, shard: str, extents: ShardExtents) -> None:
+    """Adds a shard to a digest of the layout of samples.
+
+    Args:
+        layout: A hash object.
+        shard: Name of the shard.
+        extents: Its extents.
+    """
     for name in _LAYOUT:
         column = bytes(getattr(extents, name))
         layout.update(len(column).to_bytes(8, "little"))
