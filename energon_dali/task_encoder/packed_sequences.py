@@ -26,8 +26,8 @@ class PackedSequences:
     """int64[1, T], from 0 in each sample. With multimodal positions of R rows, int64[1 + R, 1, T]: those from 0 first,
     from which transformers finds where a sample ends."""
     cu_seqlens: torch.Tensor
-    """int32[m + 1]: where each sample begins, and the end. Padding of the row is a segment of its own, the last. That of
-    samples to a multiple belongs to them, as in Transformer Engine's `cu_seqlens_padded`."""
+    """int32[m + 1]: where each sample begins, and the end. Padding of the row is a segment of its own, the last.
+    That of samples to a multiple belongs to them, as in Transformer Engine's `cu_seqlens_padded`."""
     max_seqlen: int
     """Tokens of the longest segment."""
     num_samples: int
