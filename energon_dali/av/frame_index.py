@@ -147,6 +147,36 @@ class FrameIndex:
         return (first, last) if first <= last else None
 
 
+def order_by_time(packets: PacketTable) -> Int64s:
+    """Returns the packets whose frames are shown, in the order of their presentation times: int64 [frames]."""
+    shown = np.flatnonzero(~packets.is_hidden)
+    return shown[np.argsort(packets.pts[shown], kind="stable")]
+
+
+def list_frames(
+    packets: PacketTable, positions: Int64s, pts: Int64s, time_base: Fraction, *, is_intra_only: bool, proven: bool
+) -> FrameIndex:
+    """Returns the index of frames whose packets and times are known.
+
+    Args:
+        packets: All packets of the stream.
+        positions: Packet of each frame, in presentation order; int64 [frames].
+        pts: When each frame is shown; int64 [frames].
+        time_base: Seconds per unit.
+        is_intra_only: Whether every packet can be decoded alone.
+        proven: Whether a decoder returned the frames in this order. Otherwise `pts` are the times of the packets.
+    """
+    order, packet_order = pts, packets.pts
+    if proven:
+        order = np.arange(len(positions))
+        packet_order = np.full(len(packets), len(positions), np.int64)
+        packet_order[positions] = order
+    starts = positions if is_intra_only else find_starts(positions, order, packets, packet_order)
+    return FrameIndex(
+        pts, packets.durations[positions], packets.is_key[positions], positions, starts, time_base, packets, proven
+    )
+
+
 def check_range(start: float, end: float, unit: str, *, end_is: Literal["included", "excluded"]) -> None:
     """Checks that a range begins before it ends.
 
