@@ -123,6 +123,11 @@ class MediaIndex:
     audio: StreamIndex | None
     """The first audio stream; None if there is none."""
 
+    @property
+    def num_packets(self) -> int:
+        """Packets of both streams."""
+        return sum(len(one) for one in (self.video, self.audio) if one)
+
     def stream(self, position: int) -> StreamIndex | None:
         """Returns the index of the stream at a position in the file; None if it is not indexed."""
         return next((one for one in (self.video, self.audio) if one and one.facts.position == position), None)

@@ -24,9 +24,11 @@ from energon_dali.av.media_index import (
 )
 from energon_dali.av.media_source import view_bytes
 from energon_dali.av.packet_decoder import PacketDecoder
+from energon_dali.av.stored_index import VERSION, pack_media_index
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import scan_frames
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.shards.index.media_index_file import entry_without_index
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -57,6 +59,30 @@ _SELF_SUFFICIENT = frozenset(
 """Codecs whose decoders need nothing from the container but what a `DecoderSetup` has. So does PCM, except `pcm_dvd`,
 `pcm_bluray` and the like, whose packets have headers."""
 _PCM = ("pcm_s", "pcm_u", "pcm_f", "pcm_alaw", "pcm_mulaw")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaIndexer:
+    """Makes the entries of `.nv-meta/media_index.bin` (`shards.index.media_index_file`); picklable."""
+
+    @property
+    def version(self) -> str:
+        """Version of the entries."""
+        return str(VERSION)
+
+    def __call__(self, content: bytes) -> bytes:
+        """Returns the index of a media file as bytes, or the reason why it has to be read whole.
+
+        Args:
+            content: The file.
+        """
+        try:
+            with MediaFile(content, threads=1) as file:
+                return pack_media_index(index_media(file))
+        except DecodeError as error:
+            return entry_without_index(str(error))
+        except Exception as error:  # one odd file among millions must not end the preparation
+            return entry_without_index(f"It cannot be indexed: {type(error).__name__}: {error}")
 
 
 def index_media(file: MediaFile) -> MediaIndex:
