@@ -58,6 +58,7 @@ _SELF_SUFFICIENT = frozenset(
 )
 """Codecs whose decoders need nothing from the container but what a `DecoderSetup` has. So does PCM, except `pcm_dvd`,
 `pcm_bluray` and the like, whose packets have headers."""
+_SCATTERED = "Its packets are not stored in one piece, or not as decoders receive them (as in MPEG-TS)"
 _PCM = ("pcm_s", "pcm_u", "pcm_f", "pcm_alaw", "pcm_mulaw")
 
 
@@ -80,7 +81,7 @@ class MediaIndexer:
             with MediaFile(content, threads=1) as file:
                 return pack_media_index(index_media(file))
         except DecodeError as error:
-            return entry_without_index(str(error))
+            return entry_without_index(error.reason)
         except Exception as error:  # one odd file among millions must not end the preparation
             return entry_without_index(f"It cannot be indexed: {type(error).__name__}: {error}")
 
@@ -137,14 +138,12 @@ class _Packets:
         position = -1 if packet.pos is None else packet.pos
         place = self._find(content, position)
         if place < 0:
-            raise DecodeError(
-                f"Packet {number} is not stored in one piece, or not as its decoder receives it", "", ROUTE
-            )
+            raise DecodeError(_SCATTERED, "", ROUTE)
         for piece in packet.iter_sidedata():
             if piece.data_type == CUT:
                 self.skips[number] = bytes(piece)
             elif piece.data_type in _DECODER_SIDE_DATA:
-                raise DecodeError(f"Packet {number} changes its decoder ({piece.data_type})", "", ROUTE)
+                raise DecodeError(f"Packets change their decoder ({piece.data_type})", "", ROUTE)
         if number % self.check_step == 0:
             self.checks.append(check_of(content))
         self.end = place + len(content)

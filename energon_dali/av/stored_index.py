@@ -29,6 +29,7 @@ import numpy as np
 from energon_dali.av.audio_index import AudioIndex
 from energon_dali.av.colour import ColourFacts, Matrix
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, list_frames, order_by_time
+from energon_dali.av.index_dictionary import DICTIONARY
 from energon_dali.av.media_index import (
     AUDIO_CHECK_STEP,
     VIDEO_CHECK_STEP,
@@ -43,17 +44,6 @@ from energon_dali.errors import DatasetFormatError
 
 VERSION = 1
 _HEADER = struct.Struct("<BIII")
-_DICTIONARY = (
-    b'"","",0,"attachment","data","subtitle","bin_data",[1,1000],"mpegaudio","flac","alac","pcm_s16le","s16p","s16","s32",'
-    b'"vorbis","opus","mp3",[1,44100],"stereo","mono","5.1","audio",1,"aac","LC",[1,48000],0,"",0,false,false,0,0,"",0,'
-    b'null,false,48000,2,"stereo","fltp"]["avi","ogg","wav","mp3","matroska,webm","mpegts","mov,mp4,m4a,3gp,3g2,mj2",'
-    b'"vp8","Profile 0","vp9","Main","av1","Constrained Baseline","Main","hevc",[1,90000],[30000,1001],[24000,1001],'
-    b'[25,1],"yuv420p10le","yuvj420p","mp4a","mp4v","hvc1","hev1","av01","vp09","avc1",[[2,0,2,2],[1,1,1,1],"bt709",'
-    b'"bt601",false,[["video",0,"h264","High",[1,15360],0,null,false,false,1280,720,1920,1080,320,240,"yuv420p",8,[30,1],'
-    b'false,0,0,"","",""],0,0,'
-)
-"""What the text of most files contains: a file of a second has little else. Part of the format: never change it."""
-
 _MOST_TEXT_BYTES = 1 << 20
 _MOST_STREAMS = 1000
 _MOST_BLOB_BYTES = 16 << 20
@@ -82,7 +72,7 @@ def pack_media_index(index: MediaIndex) -> bytes:
     _write_places(writer, tables)
     for table in tables:
         _write_table(writer, table)
-    compressor = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=_DICTIONARY)
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=DICTIONARY)
     packed = compressor.compress(bytes(writer.buffer)) + compressor.flush()
     checks = b"".join(table.checks.astype("<u2").tobytes() for table in tables)
     sizes = struct.pack("<II", len(writer.buffer), len(packed))
@@ -125,7 +115,7 @@ def _read(buffer: memoryview) -> MediaIndex:
     packed, checks = buffer[_HEADER.size : _HEADER.size + stored], buffer[_HEADER.size + stored :]
     if size > len(packed) * _MOST_INFLATION + 64:
         raise ValueError(f"{len(packed)} bytes cannot hold {size}")
-    inflater = zlib.decompressobj(-15, zdict=_DICTIONARY)
+    inflater = zlib.decompressobj(-15, zdict=DICTIONARY)
     content = inflater.decompress(packed, size + 1)
     if len(content) != size or not inflater.eof or inflater.unused_data:
         raise ValueError("its size is wrong")
