@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.audio_index import AudioIndex, find_spans
-from energon_dali.av.audio_packets import CUT, HEAD, decode_frames, decode_numbered, demux, read_channels, select
+from energon_dali.av.audio_packets import (
+    CUT,
+    HEAD,
+    decode_frames,
+    decode_numbered,
+    demux,
+    packet_of,
+    read_channels,
+    select,
+)
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.media_source import view_bytes
 from energon_dali.av.mp4_table import DISCARDED
+from energon_dali.av.packet_decoder import Mark
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import DecodeError
@@ -60,7 +70,7 @@ class _Packets:
 
     def note(self, frame: AudioFrame) -> None:
         """Counts the samples of a decoded frame for its packet."""
-        number = int(frame.opaque)  # type: ignore[call-overload]
+        number = packet_of(frame)
         if self.frame is None:
             self.frame, self.first_number = frame, number
             if frame.pts is not None and frame.time_base is not None:
@@ -99,7 +109,7 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
         seen.expected.append(_expected_samples(packet, facts, context, seen))
         if number < _HEAD_PACKETS:
             head.append((packet.pts, packet.size, packet.get_sidedata(CUT) if packet.has_sidedata(CUT) else None))
-            packet.opaque = number
+            packet.opaque = Mark(number)
             for frame in decode_frames(context, packet):
                 seen.note(frame)
         # Most packets have no side data; asking for it by name would take a tenth of the time of the whole index.
