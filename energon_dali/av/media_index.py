@@ -102,7 +102,7 @@ class StreamIndex:
             return False
         if number % self.check_step:
             return True
-        return check_of(payload) == self.checks[number // self.check_step]
+        return check_of(payload) == int(self.checks[number // self.check_step])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

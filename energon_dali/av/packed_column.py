@@ -118,7 +118,7 @@ class ColumnReader:
             narrow = np.ascontiguousarray(planes.T).view(f"<u{width}").reshape(size)
             values = narrow.astype(np.uint64)
         with np.errstate(over="ignore"):
-            column = values.view(np.int64) + base
+            column: Int64s = values.view(np.int64) + base
             for head in reversed(heads):
                 column = np.cumsum(np.concatenate((np.array([head], np.int64), column)), dtype=np.int64)
         if missing is not None:
