@@ -8,7 +8,7 @@ packets are decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,12 @@ class _Packets:
 
 
 def scan_audio(
-    file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error", decode_all: bool = False
+    file: MediaFile,
+    facts: StreamFacts,
+    *,
+    damaged: Damaged = "error",
+    decode_all: bool = False,
+    visit: Callable[[Packet[Any]], None] | None = None,
 ) -> AudioIndex:
     """Returns the index of an audio stream.
 
@@ -88,6 +93,8 @@ def scan_audio(
         facts: Its audio stream.
         damaged: "partial" decodes everything, and skips packets that cannot be decoded.
         decode_all: Decodes everything, because the packets are known to be misleading.
+        visit: Called with each packet before it is decoded, if they are read: not where an MP4 lists them. Not called
+            if everything is decoded.
 
     Raises:
         DecodeError: The file cannot be read, or contains no sample.
@@ -95,15 +102,19 @@ def scan_audio(
     with file.opened():
         if damaged == "partial" or decode_all:
             return _index_by_decoding(file, facts, tolerant=damaged == "partial")
-        return _index_of_packets(file, facts) or _index_by_decoding(file, facts, tolerant=False)
+        return _index_of_packets(file, facts, visit) or _index_by_decoding(file, facts, tolerant=False)
 
 
-def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
-    context = _go_to_start(file, facts)
+def _index_of_packets(
+    file: MediaFile, facts: StreamFacts, visit: Callable[[Packet[Any]], None] | None
+) -> AudioIndex | None:
+    context = go_to_start(file, facts)
     seen = _Packets()
     head: list[tuple[int | None, int, Any]] = []
     cut: list[int] = []
     for number, packet in enumerate(demux(file, facts.position)):
+        if visit is not None:
+            visit(packet)
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
         seen.expected.append(_expected_samples(packet, facts, context, seen))
@@ -195,7 +206,7 @@ def _list_by_table(file: MediaFile, facts: StreamFacts, context: Any, seen: _Pac
     return True
 
 
-def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
+def go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
     """Returns the codec context of the stream, positioned before its first packet.
 
     Already read MP4 files are sought back to the start. Other formats lose the number of samples to skip on a seek.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.audio_index import AudioIndex
-from energon_dali.av.audio_packets import CUT
-from energon_dali.av.audio_scan import scan_audio
+from energon_dali.av.audio_packets import CUT, demux
+from energon_dali.av.audio_scan import go_to_start, scan_audio
 from energon_dali.av.colour import colours_of_frame
-from energon_dali.av.container import ROUTE, MediaFile, demux_stream
+from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, PacketTable
 from energon_dali.av.media_index import (
     AUDIO_CHECK_STEP,
@@ -102,8 +102,10 @@ def index_media(file: MediaFile) -> MediaIndex:
         if data is None:
             raise ConfigError("The index of a media file was asked for, and the file is a stream. Give its bytes.")
         with file.opened():
-            video, audio = file.find_stream("video"), file.find_stream("audio")
-            tables = [_index_stream(file, facts, data) for facts in (video, audio) if facts is not None]
+            chosen = [facts for kind in ("video", "audio") if (facts := file.find_stream(kind)) is not None]
+            # Before anything is decoded, which changes what a context says.
+            setups = [_setup_of(file.container.streams[facts.position], facts) for facts in chosen]
+            tables = [_index_stream(file, facts, setup, data) for facts, setup in zip(chosen, setups, strict=True)]
             if not tables:
                 raise DecodeError("It has neither video nor audio", file.format, ROUTE)
             by_kind = {table.facts.kind: table for table in tables}
@@ -164,8 +166,14 @@ class _Packets:
         return start + found if found >= 0 else -1
 
 
-def _index_stream(file: MediaFile, facts: StreamFacts, data: memoryview) -> StreamIndex:
+def _index_stream(file: MediaFile, facts: StreamFacts, setup: DecoderSetup, data: memoryview) -> StreamIndex:
     """Returns the index of a stream; its frames or samples are those that a scan of the whole file finds.
+
+    Args:
+        file: The file, inside `opened`.
+        facts: The stream.
+        setup: What its decoder receives.
+        data: The content of the file.
 
     Raises:
         DecodeError: See `index_media`.
@@ -180,52 +188,43 @@ def _index_stream(file: MediaFile, facts: StreamFacts, data: memoryview) -> Stre
     is_video = facts.kind == "video"
     if is_video and not (facts.width and facts.height):
         raise DecodeError("Its video stream has no size", facts.codec, ROUTE)
-    found, setup = _read_packets(file, facts, data, VIDEO_CHECK_STEP if is_video else AUDIO_CHECK_STEP)
+    found = _Packets(data, VIDEO_CHECK_STEP if is_video else AUDIO_CHECK_STEP)
+    # An MP4 lists its packets, so that a scan does not read them. Another file is best read once.
+    is_listed = file.format.startswith("mov")
+    if is_listed:
+        _read_packets(file, facts, found)
+    frames: FrameIndex | None = None
+    audio: AudioIndex | None = None
+    if is_video:
+        frames = scan_frames(file, facts, visit=None if is_listed else lambda _, packet: found.add(packet))
+    else:
+        audio = scan_audio(file, facts, visit=None if is_listed else found.add)
     if not found.rows:
         raise DecodeError(f"Its {facts.kind} stream is empty", facts.codec, ROUTE)
     pts, dts, offsets, sizes, places, is_key, is_discarded = np.ascontiguousarray(np.array(found.rows, np.int64).T)
     durations = np.array(found.durations, np.int64)
     packets = PacketTable(pts, dts, durations, offsets, is_key.astype(bool), is_discarded.astype(bool))
-    frames: FrameIndex | None = None
-    audio: AudioIndex | None = None
     first_frame: FirstFrame | None = None
-    if is_video:
-        frames = scan_frames(file, facts)
+    if frames is not None:
         packets = _same_packets(frames.packets, packets)
         first_frame = _read_first_frame(file, facts, frames)
-    else:
-        audio = scan_audio(file, facts)
-        if not (np.array_equal(audio.pts, pts) and np.array_equal(audio.sizes, sizes)):
-            raise DecodeError("The packets of its audio differ from what its header says", facts.codec, ROUTE)
+    if audio is not None and not (np.array_equal(audio.pts, pts) and np.array_equal(audio.sizes, sizes)):
+        raise DecodeError("The packets of its audio differ from what its header says", facts.codec, ROUTE)
     checks = np.array(found.checks, np.uint16)
     return StreamIndex(
         facts, setup, packets, places, sizes, checks, found.check_step, found.skips, frames, first_frame, audio
     )
 
 
-def _read_packets(
-    file: MediaFile, facts: StreamFacts, data: memoryview, check_step: int
-) -> tuple[_Packets, DecoderSetup]:
-    """Returns the packets of a stream, and what its decoder receives, before anything is decoded.
+def _read_packets(file: MediaFile, facts: StreamFacts, found: _Packets) -> None:
+    """Reads the packets of a stream of an MP4.
 
     Raises:
         DecodeError: A packet cannot be indexed, or there are too many, or it takes too long.
     """
-    stream: Any = file.rewind().streams[facts.position]
-    file.select(stream)
-    setup = _setup_of(stream, facts)
-    check_time = file.deadline()
-    found = _Packets(data, check_step)
-    for packet in demux_stream(file.container, stream):
-        if packet.size:
-            if not len(found.rows) & 63:
-                check_time()
-            if len(found.rows) >= file.limits.max_packets:
-                raise DecodeError(
-                    f"It has more packets than AVLimits(max_packets={file.limits.max_packets}) allows", "", ROUTE
-                )
-            found.add(packet)
-    return found, setup
+    go_to_start(file, facts)
+    for packet in demux(file, facts.position):
+        found.add(packet)
 
 
 def _setup_of(stream: Any, facts: StreamFacts) -> DecoderSetup:

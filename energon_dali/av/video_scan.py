@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -40,13 +41,16 @@ _MPEG4_B_PICTURE = re.compile(rb"\x00\x00\x01\xb6[\x80-\xbf]")
 """ISO/IEC 14496-2 6.2.5: the two bits after the start code are 2 if a frame refers forward."""
 
 
-def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error") -> FrameIndex:
+def scan_frames(
+    file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error", visit: Callable[[int, Any], None] | None = None
+) -> FrameIndex:
     """Returns the index of a video stream, from one pass over its packets, or over its frames if necessary.
 
     Args:
         file: The file.
         facts: Its video stream.
         damaged: "partial" decodes everything and lists only the frames that can be decoded.
+        visit: Called with (index, packet) for each packet, if they are read: not where an MP4 lists them.
 
     Raises:
         DecodeError: The file cannot be read, or shows no frame.
@@ -56,7 +60,7 @@ def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "erro
         if damaged == "error":
             table = read_sample_tables(file, facts)
             if table is None:
-                table = read_packets(file, facts)
+                table = read_packets(file, facts, visit)
             index = index_of_packets(table, facts, file.format, file.container.streams[facts.position])
             if index is not None and _hides_order(file, facts, index):
                 index = None
