@@ -35,7 +35,7 @@ _FACTS = (
     b'"vorbis","opus","mp3",[1,44100],"stereo","mono","5.1","audio",1,"aac","LC",[1,48000],0,"",0,false,false,0,0,"",0,'
     b'null,false,48000,2,"stereo","fltp"]["avi","ogg","wav","mp3","matroska,webm","mpegts","mov,mp4,m4a,3gp,3g2,mj2",'
     b'"vp8","Profile 0","vp9","Main","av1","Constrained Baseline","Main","hevc",[1,90000],[30000,1001],[24000,1001],'
-    b'[25,1],"yuv420p10le","yuvj420p","mp4a","mp4v","hvc1","hev1","av01","vp09","avc1",[[2,0,2,2],[1,1,1,1],"bt709",'
+    b'[25,1],"yuv420p10le","yuvj420p","libdav1d","mp3float","mp4a","mp4v","hvc1","hev1","av01","vp09","avc1",[[2,0,2,2],[1,1,1,1],"bt709",'
     b'"bt601",false,[["video",0,"h264","High",[1,15360],0,null,false,false,1280,720,1920,1080,320,240,"yuv420p",8,[30,1],'
     b'false,0,0,"","",""],0,0,'
 )

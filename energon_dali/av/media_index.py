@@ -25,6 +25,8 @@ class DecoderSetup:
 
     extradata: bytes = b""
     """Configuration of the decoder (parameter sets, headers), as FFmpeg takes it from the container."""
+    decoder: str = ""
+    """FFmpeg's name of the decoder that it chooses for the stream, which may not be that of the codec ("libdav1d")."""
     codec_tag: bytes = bytes(4)
     """The container's code of the codec, which tells some decoders which encoder's faults to work around."""
     level: int = -99

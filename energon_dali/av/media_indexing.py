@@ -243,6 +243,7 @@ def _setup_of(stream: Any, facts: StreamFacts) -> DecoderSetup:
         given = {"frame_size": int(context.frame_size or 0)}
     return DecoderSetup(
         extradata=bytes(context.extradata or b""),
+        decoder=str(context.codec.name),
         codec_tag=context.codec_tag.encode("latin-1"),
         level=int(context.level),
         bit_rate=int(context.bit_rate or 0),

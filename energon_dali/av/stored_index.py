@@ -326,13 +326,15 @@ class _TableReader:
         return PacketTable(pts, dts, durations, offsets, is_key, is_hidden, self.note)
 
     def _read_setup(self) -> DecoderSetup:
-        tag, level, bit_rate, bits, depth, order, colours, is_intra_only, frame_size = self._setup
+        decoder, tag, level, bit_rate, bits, depth, order, colours, is_intra_only, frame_size = self._setup
         numbers = (level, bit_rate, bits, depth, order, frame_size, *colours)
+        _check(isinstance(decoder, str) and 0 < len(decoder) < 100, "a decoder")
         _check(isinstance(tag, str) and all(type(one) is int and abs(one) < 1 << 63 for one in numbers), "a setup")
         _check(isinstance(is_intra_only, bool) and len(colours) == 4 and len(tag) == 4, "a setup")
         colours = (colours[0], colours[1], colours[2], colours[3])
         return DecoderSetup(
             self.extradata,
+            decoder,
             tag.encode("latin-1"),
             level,
             bit_rate,
