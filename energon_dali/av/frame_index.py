@@ -18,6 +18,8 @@ Bools = npt.NDArray[np.bool_]
 
 NO_TIME = np.iinfo(np.int64).min
 """Marks a missing time stamp in a packet table."""
+_NEAR_KEYS = 4
+"""Key packets that are examined for each frame one by one; open GOPs need two."""
 TOLERANCE_SECONDS = 1e-9
 """A time less than this before a frame counts as at the frame, because sums of floats miss time stamps slightly."""
 
@@ -205,9 +207,36 @@ def find_starts(positions: Int64s, order: Int64s, packets: PacketTable, packet_o
     keys = np.flatnonzero(packets.is_key)
     if not len(keys):
         return np.zeros(len(positions), np.int64)
+    key_order = packet_order[keys]
     at = np.searchsorted(keys, positions, side="right") - 1
-    while True:
-        late = (at >= 0) & (packet_order[keys[np.maximum(at, 0)]] > order)
+    for _ in range(_NEAR_KEYS):
+        late = (at >= 0) & (key_order[np.maximum(at, 0)] > order)
         if not late.any():
-            return np.where(at >= 0, keys[np.maximum(at, 0)], 0)
+            break
         at[late] -= 1
+    else:
+        at = _last_at_most(key_order, at, order)
+    return np.where(at >= 0, keys[np.maximum(at, 0)], 0)
+
+
+def _last_at_most(values: Int64s, at: Int64s, most: Int64s) -> Int64s:
+    """Returns the last index at or before `at` whose value is at most `most`, for each pair; -1 if there is none.
+
+    Takes n log n steps, so that times without any order, as in a damaged file, cost no more.
+
+    Args:
+        values: int64 [keys].
+        at: Where to begin, -1 for nowhere; int64 [n].
+        most: int64 [n].
+    """
+    least = [values]  # of the 1, 2, 4, ... values up to and including each
+    while 2 ** len(least) <= len(values):
+        half = 2 ** (len(least) - 1)
+        longer = least[-1].copy()
+        longer[half:] = np.minimum(longer[half:], least[-1][:-half])
+        least.append(longer)
+    at = at.copy()
+    for power in reversed(range(len(least))):
+        beyond = (at >= 2**power - 1) & (least[power][np.maximum(at, 0)] > most)
+        at[beyond] -= 2**power
+    return at
