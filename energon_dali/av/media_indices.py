@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from energon_dali.av.media_index import MediaIndex
@@ -93,6 +94,20 @@ class MediaIndices:
         while self._packets > _KEPT_PACKETS and len(self._parsed) > 1:
             self._packets -= self._parsed.popitem(last=False)[1].num_packets
         return found
+
+    def fetch(self, shard_indices: Iterable[int]) -> None:
+        """Fetches what is stored about shards of a remote dataset, several at a time, so that `find` does not wait.
+
+        Args:
+            shard_indices: The shards.
+
+        Raises:
+            DatasetFormatError: The file is damaged.
+            StorageError: It cannot be read.
+        """
+        file = self._open()
+        if file is not None:
+            file.fetch(number for number in shard_indices if 0 <= number < file.num_sections)
 
     def find_file(self, name: str) -> MediaIndex | None:
         """Returns the index of a file of a plain folder, by its path below the folder; None if it has none.

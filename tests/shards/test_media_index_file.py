@@ -347,6 +347,12 @@ def test_a_remote_dataset_fetches_a_section_once(tmp_path: Path, monkeypatch: py
         server.reset()
         assert all(indices.find(0, place) for place in places)
         assert server.counters()["requests_by_suffix"].get("bin") == 1
+        server.reset()
+        indices.fetch([0, 1, 2, 7])
+        assert server.counters()["requests_by_suffix"].get("bin") == 2, "the first one was fetched"
+        server.reset()
+        assert indices.find(2, folder.index.shard(2).parts(0)[0][1])
+        assert server.counters()["requests_by_suffix"].get("bin") is None
         monkeypatch.setattr(media_index_file, "_WHOLE_SECTION_BYTES", 100)
         indices.close()
         assert indices.obstacle == ""

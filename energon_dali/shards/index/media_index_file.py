@@ -24,7 +24,7 @@ import mmap
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.node_files import NodeReader
 from energon_dali.shards.storage.protocols import RangeReader
+from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
 from energon_dali.shards.storage.retry import with_retries
 
 MEDIA_INDEX_NAME = "media_index.bin"
@@ -277,6 +278,17 @@ class MediaIndexFile:
             raise self._damaged(f"is cut off in section {number}")
         return bytes(head), bytes(entries)
 
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Fetches sections of a remote file, several at a time; does nothing for a local one.
+
+        Raises:
+            StorageError: One cannot be read.
+        """
+        if self._map is None:
+            missing = [number for number in sorted(set(numbers)) if number not in self._fetched]
+            for number, content in zip(missing, map_in_threads(self._fetch, missing, CALLS_AT_ONCE), strict=True):
+                self._keep(number, content)
+
     def close(self) -> None:
         """Closes the file; entries that are still in use stay valid."""
         self._reader.close()
@@ -321,13 +333,23 @@ class MediaIndexFile:
             return self._reader.read_at(offset, size)
         content = self._fetched.get(number)
         if content is None:
-            content = bytes(self._reader.read_at(start, head_size + entries_size if is_whole else head_size))
-            self._fetched[number] = content
-            while sum(map(len, self._fetched.values())) > _KEPT_BYTES and len(self._fetched) > 1:
-                self._fetched.popitem(last=False)
+            content = self._fetch(number)
+            self._keep(number, content)
         else:
             self._fetched.move_to_end(number)
         return memoryview(content)[offset - start : offset - start + size]
+
+    def _fetch(self, number: int) -> bytes:
+        """Returns a remote section, or what precedes its entries if it is large."""
+        start, count, text_size, entries_size, _, _, _, _ = self._row(number)
+        size = 16 * count + text_size
+        whole = size + entries_size
+        return bytes(self._reader.read_at(start, whole if whole <= _WHOLE_SECTION_BYTES else size))
+
+    def _keep(self, number: int, content: bytes) -> None:
+        self._fetched[number] = content
+        while sum(map(len, self._fetched.values())) > _KEPT_BYTES and len(self._fetched) > 1:
+            self._fetched.popitem(last=False)
 
     def _forget(self, number: int) -> None:
         """Makes the next request fetch a section again, from the file itself."""
