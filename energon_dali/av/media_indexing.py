@@ -234,7 +234,8 @@ def _setup_of(stream: Any, facts: StreamFacts) -> DecoderSetup:
         colours = context.colorspace, context.color_range, context.color_primaries, context.color_trc
         given = {
             "bits_per_coded_sample": context.bits_per_coded_sample,
-            "reorder_depth": int(context.has_b_frames),
+            # PyAV 17 says only whether frames are reordered.
+            "reorder_depth": int(getattr(context, "reorder_depth", context.has_b_frames)),
             "field_order": int(getattr(context, "field_order", 0)),
             "colours": tuple(map(int, colours)),
             "is_intra_only": bool(context.codec.intra_only),

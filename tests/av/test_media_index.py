@@ -104,6 +104,26 @@ def test_packets_are_where_it_says(name: str) -> None:
         assert not table.matches(0, data[: int(table.sizes[0]) + 1])
 
 
+@pytest.mark.parametrize("name", ["h264-b-mp4", "av1-mp4", "mpeg4-mp3-avi", "colour-h264-bt709-full", "mp3", "flac"])
+def test_what_decoders_receive(name: str) -> None:
+    data = file_of(name)
+    index = read_media_index(pack_media_index(index_of(data)))
+    for table in (index.video, index.audio):
+        if table is None:
+            continue
+        with av.open(io.BytesIO(data)) as container:
+            context: Any = container.streams[table.facts.position].codec_context
+            setup = table.setup
+            assert setup.extradata == (context.extradata or b"")
+            assert (setup.decoder, setup.codec_tag.decode("latin-1")) == (context.codec.name, context.codec_tag)
+            assert setup.bit_rate == (context.bit_rate or 0)
+            if table is index.video:
+                expected = (context.colorspace, context.color_range, context.color_primaries, context.color_trc)
+                assert setup.colours == expected
+                assert setup.is_intra_only == context.codec.intra_only
+                assert setup.reorder_depth == {"h264-b-mp4": 2}.get(name, int(context.has_b_frames))
+
+
 def remux(data: bytes, container: str, folder: Path, *, copies: int = 1, **options: str) -> bytes:
     """Returns the packets of a file in another container, each stream `copies` times."""
     path = folder / "remuxed"
