@@ -405,10 +405,19 @@ def _dealt_per_micro_batch(loads: Int64Array, counts: Int64Array, order: Order) 
     totals = np.array([int(loads[part].sum()) for part in parts])
     by_total = np.lexsort((-totals, -sizes))
     pairs = (_PAIRS_PER_RANK * len(counts) + _LEAST_PAIRS) // micro_batches + _PAIRS_PER_RANK * len(counts) // 2
+    so_far = np.zeros(len(counts), np.int64)
     for number, which in zip(numbers[np.argsort(-sizes, kind="stable")], by_total, strict=True):
-        part = parts[which]
+        part, of_ranks = parts[which], counts[:, number]
         if len(part):
-            slots[part] = _dealt_to_ranks(loads[part], counts[:, number], pairs) * micro_batches + number
+            ranks = _dealt_to_ranks(loads[part], of_ranks, pairs)
+            # Which rank has which load changes nothing here: one that had little so far gets more, of as many items.
+            own = np.zeros(len(counts), np.int64)
+            np.add.at(own, ranks, loads[part].sum(1))
+            renamed = np.empty(len(counts), np.int64)
+            renamed[np.lexsort((-own, of_ranks))] = np.lexsort((so_far, of_ranks))
+            ranks = renamed[ranks]
+            so_far[renamed] += own
+            slots[part] = ranks * micro_batches + number
     return slots
 
 
