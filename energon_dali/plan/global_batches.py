@@ -27,6 +27,8 @@ GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
 _KEPT_STEPS = 4
 """Steps whose dealing is kept, at least."""
+_KEPT_MICRO_BATCHES = 256
+"""Micro-batches that are kept: their rows are asked for first, then their places, and what they are made of."""
 _KEPT_UNITS = 4096
 """Units of a rank up to which that of more steps is kept: their places are asked for after their rows."""
 _PLANNED_UNITS = 2048
@@ -612,8 +614,14 @@ class GlobalBatchPlan(Plan):
             epoch: Epoch, counted from the one that holds the start.
             number: Its number in the epoch of the stream.
         """
-        step, of_step = self.place_of(stream, epoch, number)
-        return self.micro_batch_of_step(step, stream % self.world_size, of_step)
+        kept = self._kept("micro-batches")
+        key = stream, epoch, number
+        found = kept.get(key)
+        if found is None:
+            step, of_step = self.place_of(stream, epoch, number)
+            found = self.micro_batch_of_step(step, stream % self.world_size, of_step)
+            keep(kept, key, found, _KEPT_MICRO_BATCHES)
+        return found
 
     def micro_batch_of_step(self, step: Step, rank: int, number: int) -> MicroBatch:
         """Returns a micro-batch of a rank, by its number in a step."""
@@ -715,7 +723,7 @@ class GlobalBatchPlan(Plan):
                 continue
             whole = self.micro_batch(stream, epoch, number)
             part = slice(place, place + stop - start)
-            cut = replace(whole, items=Items(whole.units[part], whole.rows.take(part)))
+            cut = MicroBatch(whole.step, whole.number, Items(whole.units[part], whole.rows.take(part)))
             found.append(((number, place), cut))
             start += len(cut.units)
             number, place = number + 1, 0
