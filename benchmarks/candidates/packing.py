@@ -203,8 +203,12 @@ def task_encoder(library: Any, options: dict[str, Any]) -> Any:
         def encode_batch(self, batch: Any) -> Any:
             return batch
 
-    if name == "planned":
-        Encoder.measure_sample = lambda self, sample: {"text_tokens": length(sample)}
-    else:
-        Encoder.select_samples_to_pack = lambda self, samples: pack(samples)
-    return Encoder()
+    class Selecting(Encoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> Any:
+            return pack(samples)
+
+    class Measuring(Encoder):
+        def measure_sample(self, sample: Any) -> dict[str, int]:
+            return {"text_tokens": length(sample)}
+
+    return Measuring() if name == "planned" else Selecting()
