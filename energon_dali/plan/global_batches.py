@@ -122,9 +122,10 @@ class GlobalBatchPlan(JobSteps):
 
     def _counts(self, step: Step) -> Int64Array:
         """Returns int64[ranks, micro_batches]: items of each micro-batch of a step."""
-        of_rank = [part_of(step.num_items, self.world_size, rank) for rank in range(self.world_size)]
-        numbers = range(step.micro_batches)
-        return np.array([[part_of(one, len(numbers), number) for number in numbers] for one in of_rank], np.int64)
+        least, longer = divmod(step.num_items, self.world_size)
+        of_rank = least + (np.arange(self.world_size) < longer)[:, None]
+        counts: Int64Array = of_rank // step.micro_batches
+        return counts + (np.arange(step.micro_batches) < of_rank % step.micro_batches)
 
     def costs_by(
         self, step: Step, policies: Sequence[Balance | None]
