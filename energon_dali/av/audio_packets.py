@@ -18,6 +18,7 @@ from energon_dali.av.audio_index import AudioIndex
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME
 from energon_dali.av.packet_decoder import Mark, read_mark
+from energon_dali.av.packet_source import StoredPackets
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import DecodeError
@@ -39,6 +40,8 @@ _STATELESS = ("pcm_", "flac", "alac")
 """Codecs whose packets do not depend on earlier packets."""
 _STATEFUL = ("pcm_dvd",)
 """Exceptions to these: blocks of samples span packets."""
+_HELD_PACKETS = 1
+"""Packets after that of the last sample that a decoder may need to return it."""
 _WARM_UP_SECONDS = 1.0
 """How long before a range decoding starts. To be bit-exact, MP3 needs 0.15 s and Opus 0.7 s."""
 
@@ -176,7 +179,7 @@ class AudioRange:
 
 
 class RangeDecoder:
-    """Fills ranges of samples from one stream, during one call, inside `MediaFile.opened`.
+    """Fills ranges of samples from one stream, during one call, inside `MediaFile.used`.
 
     Args:
         file: The file.
@@ -194,6 +197,9 @@ class RangeDecoder:
         self.index = index
         self._tolerant = damaged == "partial"
         self._exact = exact
+        self._indexed = file.indexed(facts, index)
+        self._context: Any = None
+        """Decodes packets that are read by their index, after seeks; `_decode_from` makes it."""
         self._starts: list[int] = index.starts.tolist()
         self._number = -1
         """The packet of the current frames."""
@@ -205,6 +211,33 @@ class RangeDecoder:
         waiting = [span for span in spans if span.stop > span.start]
         if not waiting:
             return
+        far, warm_up, twice = self._find_far(waiting)
+        for span in far:
+            if not self._fill_far(span, warm_up, twice=twice):
+                break  # what this range needs from before, the others need as well
+            waiting.remove(span)
+        if waiting:
+            self._decode_from_start(waiting)
+
+    def packets_of(self, spans: list[AudioRange]) -> list[tuple[int, int]]:
+        """Returns the packets that `fill` reads, as runs (first, last), if decoding after a seek proves to be right."""
+        waiting = [span for span in spans if span.stop > span.start]
+        if not waiting:
+            return []
+        far, warm_up, twice = self._find_far(waiting)
+        most = len(self.index.pts) - 1
+        runs = []
+        for span in waiting:
+            first = self._packet_of(span.start - (2 * warm_up if twice else warm_up)) if span in far else 0
+            runs.append((first, min(self._packet_of(span.stop - 1) + _HELD_PACKETS, most)))
+        return runs
+
+    def _find_far(self, waiting: list[AudioRange]) -> tuple[list[AudioRange], int, bool]:
+        """Returns which ranges are decoded after a seek, how many samples earlier, and whether twice.
+
+        Args:
+            waiting: All ranges, none of them empty.
+        """
         stateless = self.facts.codec.startswith(_STATELESS) and self.facts.codec not in _STATEFUL
         warm_up = 0 if stateless else int(_WARM_UP_SECONDS * self.index.rate)
         twice = not stateless and self._exact
@@ -214,13 +247,13 @@ class RangeDecoder:
             return (1 if stateless else 2) * (span.stop - span.start) + 3 * warm_up
 
         far = [] if self._tolerant else [span for span in waiting if effort(span) < span.stop]
-        if far and sum(map(effort, far)) < max(span.stop for span in far):
-            for span in far:
-                if not self._fill_far(span, warm_up, twice=twice):
-                    break  # what this range needs from before, the others need as well
-                waiting.remove(span)
-        if waiting:
-            self._decode_from_start(waiting)
+        if not far or sum(map(effort, far)) >= max(span.stop for span in far):
+            far = []
+        return far, warm_up, twice
+
+    def _packet_of(self, sample: int) -> int:
+        """Returns the packet that contains a sample; the first one for a sample before the start."""
+        return max(0, int(np.searchsorted(self.index.starts, sample, side="right")) - 1)
 
     def _fill_far(self, span: AudioRange, warm_up: int, *, twice: bool) -> bool:
         """Decodes a range after a seek; returns whether the result provably equals a decode from the start.
@@ -241,34 +274,69 @@ class RangeDecoder:
         """Decodes a range from the packet that contains `sample`; returns whether everything matched the index."""
         from av.error import FFmpegError
 
-        index = self.index
-        first = max(0, int(np.searchsorted(index.starts, sample, side="right")) - 1)
-        if index.pts[first] == NO_TIME:
+        first = self._packet_of(sample)
+        if self.index.pts[first] == NO_TIME:
             return False
-        position = self.facts.position
-        container = self.file.container
-        stream = container.streams[position]
-        self.file.select(stream)
         span.filled, self._number = 0, -1
-
-        def packets() -> Iterator[tuple[int, Packet[Any]]]:
-            number = -1
-            for packet in demux(self.file, position):
-                number = number + 1 if number >= 0 else _number_of(packet, index, first)
-                if number < 0 or (number > first and index.pts[number] != packet.pts):
-                    raise IndexWrongError
-                if number >= first:
-                    yield number, packet
-                else:
-                    number = -1
-
         with suppress(FFmpegError, IndexWrongError, EOFError):
-            container.seek(int(index.pts[first]), stream=stream)
-            for frame in decode_numbered(stream.codec_context, packets()):
+            for frame in decode_numbered(*self._seek(first, span.stop)):
                 self._copy(frame, [span])
                 if span.filled == span.stop - span.start:
                     return True
         return False
+
+    def _seek(self, first: int, stop: int) -> tuple[Any, Iterator[tuple[int, Packet[Any]]]]:
+        """Returns (codec context, numbered packets from one on): the same context for each call, without its frames.
+
+        Args:
+            first: The first packet; it has a time stamp.
+            stop: The sample, exclusive, up to which packets will be decoded.
+        """
+        if self._indexed is not None:
+            context, packets = self._stored_packets(first, stop, self._context)
+            self._context = context
+            return context, packets
+        container = self.file.container
+        stream = container.streams[self.facts.position]
+        self.file.select(stream)
+        container.seek(int(self.index.pts[first]), stream=stream)
+        return stream.codec_context, self._demuxed_packets(first)
+
+    def _demuxed_packets(self, first: int) -> Iterator[tuple[int, Packet[Any]]]:
+        index, number = self.index, -1
+        for packet in demux(self.file, self.facts.position):
+            number = number + 1 if number >= 0 else _number_of(packet, index, first)
+            if number < 0 or (number > first and index.pts[number] != packet.pts):
+                raise IndexWrongError
+            if number >= first:
+                yield number, packet
+            else:
+                number = -1
+
+    def _stored_packets(
+        self, first: int, stop: int, context: Any = None
+    ) -> tuple[Any, Iterator[tuple[int, Packet[Any]]]]:
+        """Returns (codec context, numbered packets) that are read by their index.
+
+        Args:
+            first: The first packet.
+            stop: The sample, exclusive, up to which packets will be decoded.
+            context: Decodes them, without its frames; None makes a new one.
+        """
+        assert self._indexed is not None
+        packets = StoredPackets(self.file, *self._indexed, context)
+        packets.move_to(first, self._packet_of(stop - 1) + 1 + _HELD_PACKETS)
+        check_time = self.file.deadline()
+
+        def numbered() -> Iterator[tuple[int, Packet[Any]]]:
+            number = first
+            while (packet := packets.take()) is not None:
+                if not number & 15:
+                    check_time()
+                yield number, packet
+                number += 1
+
+        return packets.context, numbered()
 
     def _decode_from_start(self, spans: list[AudioRange]) -> None:
         """Decodes from the first packet to the last that a range needs, with a new decoder.
@@ -277,12 +345,17 @@ class RangeDecoder:
             DecodeError: A packet cannot be decoded.
         """
         tolerant = self._tolerant
-        context, packets = start_over(self.file, self.facts, tolerant=tolerant)
+        last = max(span.stop for span in spans)
+        numbered: Iterator[tuple[int, Packet[Any]]]
+        if self._indexed is not None:
+            context, numbered = self._stored_packets(0, last)
+        else:
+            context, packets = start_over(self.file, self.facts, tolerant=tolerant)
+            numbered = enumerate(packets)
         self._number, self._next = -1, 0
         for span in spans:
             span.filled = 0
-        last = max(span.stop for span in spans)
-        for frame in decode_numbered(context, enumerate(packets), tolerant=tolerant):
+        for frame in decode_numbered(context, numbered, tolerant=tolerant):
             self._copy(frame, spans)
             if self._next >= last and all(span.filled == span.stop - span.start for span in spans):
                 return

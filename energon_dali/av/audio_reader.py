@@ -153,16 +153,42 @@ class AudioReader:
 
     def _read_clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit) -> list[AudioClip | None]:
         index = self.index
+        found = self._find(ranges, unit, index)
+        plans = [self.wanted.plan(span, index) for span in found if span is not None]
+        parts = [AudioRange(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
+        with self.file.used():
+            self._decoder(index).fill(parts)
+        following = iter(parts)
+        return [None if span is None else self._finish(next(following), span, index) for span in found]
+
+    def _find(
+        self, ranges: Sequence[tuple[float, float]], unit: AudioUnit, index: AudioIndex
+    ) -> list[tuple[int, int] | None]:
+        """Returns (first, stop) of the samples of each range, at the rate of what is read; None for none."""
         rate = self._rate(index)
         find = index.range_of_seconds if unit == "seconds" else index.range_of_samples
         found = [find(start, end, rate) for start, end in ranges]
         self._check_size([span for span in found if span is not None], index)
-        plans = [self.wanted.plan(span, index) for span in found if span is not None]
-        parts = [AudioRange(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
-        with self.file.opened():
-            RangeDecoder(self.file, self.facts, index, damaged=self.damaged, exact=self.exact).fill(parts)
-        following = iter(parts)
-        return [None if span is None else self._finish(next(following), span, index) for span in found]
+        return found
+
+    def _decoder(self, index: AudioIndex) -> RangeDecoder:
+        return RangeDecoder(self.file, self.facts, index, damaged=self.damaged, exact=self.exact)
+
+    def packets_of(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit = "seconds") -> list[tuple[int, int]]:
+        """Returns the packets that `read_clips` decodes, as runs (first, last).
+
+        Args:
+            ranges: As for `read_clips`.
+            unit: "seconds" or "samples".
+
+        Raises:
+            ConfigError: A range is reversed.
+            DecodeError: The stream cannot be read, or the samples are beyond the limits.
+        """
+        index = self.index
+        plans = [self.wanted.plan(span, index) for span in self._find(ranges, unit, index) if span is not None]
+        none = np.empty((0, 0), index.dtype)
+        return self._decoder(index).packets_of([AudioRange(*plan, none) for plan in plans])
 
     def _finish(self, part: AudioRange, span: tuple[int, int], index: AudioIndex) -> AudioClip:
         """Returns the clip of samples `span` from samples of the stream."""

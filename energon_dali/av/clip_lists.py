@@ -42,12 +42,9 @@ def read_video_clips(
     """
     import torch
 
-    if unit not in ("seconds", "frames"):
-        raise ConfigError(f'video_unit={unit!r} is unknown. Choose "seconds" or "frames".')
     index = reader.index
-    find = index.range_of_seconds if unit == "seconds" else index.range_of_frames
     pairs = check_ranges(ranges)
-    spans = [find(start, end) for start, end in pairs]
+    spans = find_spans(reader, pairs, unit)
     if missing == "error" and None in spans:
         what = f"{len(index)} frames, from {index.start_seconds:g} s to {index.end_seconds:g} s"
         raise _nothing_there(pairs[spans.index(None)], unit, "video", what, reader.facts.codec)
@@ -69,6 +66,20 @@ def read_video_clips(
         else:
             timestamps.append((index.seconds(span[0])[0], index.seconds(span[1])[1]))
     return clips, timestamps
+
+
+def find_spans(reader: VideoReader, ranges: Sequence[ClipRange], unit: VideoUnit) -> list[tuple[int, int] | None]:
+    """Returns (first, last) frame of each range, None where there are none.
+
+    Raises:
+        ConfigError: A range is reversed, or the unit is wrong.
+        DecodeError: There is no video, or it cannot be read.
+    """
+    if unit not in ("seconds", "frames"):
+        raise ConfigError(f'video_unit={unit!r} is unknown. Choose "seconds" or "frames".')
+    index = reader.index
+    find = index.range_of_seconds if unit == "seconds" else index.range_of_frames
+    return [find(start, end) for start, end in ranges]
 
 
 def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: AudioUnit, missing: Missing) -> Clips:

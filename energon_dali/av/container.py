@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.av.media_source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.mp4_screen import screen_mp4
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.av.stream_facts import StreamFacts, find_facts
 from energon_dali.calls import explain_call
 from energon_dali.demuxers import open_container
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
     from av.stream import Stream
+
+    from energon_dali.av.media_index import MediaIndex, StreamIndex
 
 Found = TypeVar("Found")
 
@@ -122,7 +125,8 @@ class MediaFile:
     of band), the open container does not. A forked child opens the file again.
 
     Args:
-        source: The bytes of the file (kept as a view), a seekable binary stream, or a path.
+        source: The bytes of the file (kept as a view), a seekable binary stream, a path, or a sparse file, which is
+            opened only for what its index does not have.
         limits: Limits for decoding it.
         threads: Threads that FFmpeg decodes with; None chooses (`count_threads`). The frames do not depend on it.
 
@@ -130,7 +134,9 @@ class MediaFile:
         ConfigError: The source is none of these, or `threads` is not positive.
     """
 
-    def __init__(self, source: MediaSource, *, limits: AVLimits | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, source: MediaSource | SparseMedia, *, limits: AVLimits | None = None, threads: int | None = None
+    ) -> None:
         if limits is not None and not isinstance(limits, AVLimits):
             raise ConfigError(f"limits={limits!r} was given. Limits are an AVLimits(...), or None for the defaults.")
         if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -147,35 +153,59 @@ class MediaFile:
         self.source = check_source(source)
         self.limits = limits or AVLimits()
         self.threads = threads
-        self.cache: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = _indexed(self.source.index) if isinstance(self.source, SparseMedia) else {}
         """What readers found out about this file, such as its frame index."""
 
     @contextmanager
+    def used(self) -> Iterator[None]:
+        """Lets one user at a time decode the file, opened or not. Errors of FFmpeg become DecodeError.
+
+        Raises:
+            DecodeError: FFmpeg failed while it was used.
+        """
+        if self._pid != os.getpid():
+            self._abandon()
+        with self._lock, translated_errors(self.format):
+            yield
+
+    @contextmanager
     def opened(self) -> Iterator[InputContainer]:
-        """Yields the open container, to one user at a time. Errors of FFmpeg become DecodeError.
+        """Yields the open container, to one user at a time, as `used`.
 
         Its position and the state of its decoders are unknown, so seek first.
 
         Raises:
             DecodeError: The file cannot be opened, or FFmpeg failed while it was used.
         """
-        if self._pid != os.getpid():
-            self._abandon()
-        with self._lock, translated_errors(self.format):
-            if self._container is None:
-                self._container = self._open()
-            yield self._container
+        with self.used():
+            yield self.container
 
     @property
     def container(self) -> InputContainer:
-        """The open container; only inside `opened`."""
-        assert self._container is not None
+        """The container, which is opened if it is not; only inside `used` or `opened`."""
+        if self._container is None:
+            self._container = self._open()
         return self._container
 
     @property
     def format(self) -> str:
-        """FFmpeg's name of the container's format, "" before it is open."""
+        """FFmpeg's name of the container's format; "" before it is open, where no index has it."""
+        if isinstance(self.source, SparseMedia):
+            return self.source.index.format
         return self._container.format.name if self._container is not None else ""
+
+    def indexed(self, facts: StreamFacts, index: object) -> tuple[SparseMedia, StreamIndex] | None:
+        """Returns the source and the index of a stream if its packets can be read without a demuxer; None otherwise.
+
+        Args:
+            facts: The stream.
+            index: What is to be decoded by: of use only if it is the frames or samples of the stored index.
+        """
+        if not isinstance(self.source, SparseMedia):
+            return None
+        stream = self.source.index.stream(facts.position)
+        known = stream is not None and index is not None and (stream.frames is index or stream.audio is index)
+        return (self.source, stream) if stream is not None and known else None
 
     @property
     def streams(self) -> tuple[StreamFacts, ...]:
@@ -236,12 +266,21 @@ class MediaFile:
             other.discard = av.stream.Discard.default if other.index == stream.index else av.stream.Discard.all
         context = stream.codec_context
         if context is not None and not context.is_open:
-            threads = 1 if self.streams[stream.index].is_interlaced_mpeg4 else count_threads(self.threads)
-            context.thread_type = "AUTO" if threads > 1 else "NONE"
-            context.thread_count = threads
-            context.copy_opaque = True
-            if stream.type == "video":
-                context.options = {"max_pixels": str(self.limits.max_pixels)}
+            self.prepare_decoder(context, self.streams[stream.index])
+
+    def prepare_decoder(self, context: Any, facts: StreamFacts) -> None:
+        """Sets the threads and limits of a codec context that is not open yet.
+
+        Args:
+            context: PyAV's codec context.
+            facts: The stream that it decodes.
+        """
+        threads = 1 if facts.is_interlaced_mpeg4 else count_threads(self.threads)
+        context.thread_type = "AUTO" if threads > 1 else "NONE"
+        context.thread_count = threads
+        context.copy_opaque = True
+        if facts.kind == "video":
+            context.options = {"max_pixels": str(self.limits.max_pixels)}
 
     def deadline(self) -> Callable[[], None]:
         """Returns a function that raises DecodeError when the time of a call that starts now is over."""
@@ -330,6 +369,19 @@ class MediaFile:
     def __repr__(self) -> str:
         size = f"{len(self.source)} bytes" if isinstance(self.source, memoryview) else repr(self.source)
         return f"MediaFile({size}{', open' if self._container is not None else ''})"
+
+
+def _indexed(index: MediaIndex) -> dict[Any, Any]:
+    """Returns what readers need not find out about a file, by the keys of `MediaFile.cache`."""
+    known: dict[Any, Any] = {"streams": index.streams}
+    if index.video is not None and index.video.frames is not None:
+        known["video_index", "error"] = index.video.frames
+    if index.video is not None and index.video.first_frame is not None:
+        first = index.video.first_frame
+        known |= {"rotation": first.rotation, "colours": first.colours, "size": (first.width, first.height)}
+    if index.audio is not None and index.audio.audio is not None:
+        known["audio_index", "error"] = index.audio.audio
+    return known
 
 
 def _restore(kind: type[MediaFile], source: Any, limits: AVLimits, threads: int | None) -> MediaFile:

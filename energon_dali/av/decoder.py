@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from energon_dali.av.audio_reader import AudioReader, AudioUnit
-from energon_dali.av.clip_lists import WHOLE, ClipRange, Missing, VideoUnit, read_audio_clips, read_video_clips
+from energon_dali.av.clip_lists import (
+    WHOLE,
+    ClipRange,
+    Missing,
+    VideoUnit,
+    check_ranges,
+    find_spans,
+    read_audio_clips,
+    read_video_clips,
+)
 from energon_dali.av.container import AVLimits, MediaFile
 from energon_dali.av.media_source import MediaSource, open_source
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.av.video_reader import VideoReader
 from energon_dali.av.video_scan import Damaged
 from energon_dali.calls import explain_call
@@ -53,6 +63,10 @@ class AVData:
         )
 
 
+_LOADED_BYTES = 256 << 20
+"""What clips need is read at once up to this size, and beyond it as it is decoded."""
+
+
 class AVDecoder:
     """A video or audio file. It is opened once, when a method first needs it, and decoded only on request.
 
@@ -72,7 +86,8 @@ class AVDecoder:
     time.
 
     Args:
-        stream: The file: bytes, bytearray or memoryview (never copied), a seekable binary stream, or a path.
+        stream: The file: bytes, bytearray or memoryview (never copied), a seekable binary stream, or a path. In hooks
+            also a file with a media index, of which each method reads what it needs (`av_lazy` of decoders).
         suppress_warnings: Accepted for compatibility with Energon; no method warns.
         missing: What happens for a range without frames or samples: "error", "empty" or "drop".
         damaged: What happens if parts of the file cannot be decoded: "error" raises if such frames or samples are
@@ -92,7 +107,7 @@ class AVDecoder:
     @explain_call
     def __init__(
         self,
-        stream: MediaSource,
+        stream: MediaSource | SparseMedia,
         suppress_warnings: bool = False,
         *,
         missing: Missing = "error",
@@ -169,12 +184,36 @@ class AVDecoder:
             DecodeError: A stream is not there, has nothing in a range, or cannot be decoded within the limits.
         """
         data = AVData(video_clips=[], video_timestamps=[], audio_clips=[], audio_timestamps=[])
+        self._load(video_clip_ranges, audio_clip_ranges, video_unit, audio_unit)
         if video_clip_ranges is not None:
             found = self.get_video_clips(video_clip_ranges, video_unit, video_out_frame_size)
             data.video_clips, data.video_timestamps = found
         if audio_clip_ranges is not None:
             data.audio_clips, data.audio_timestamps = self.get_audio_clips(audio_clip_ranges, audio_unit)
         return data
+
+    def _load(
+        self,
+        video_clip_ranges: Sequence[ClipRange] | None,
+        audio_clip_ranges: Sequence[ClipRange] | None,
+        video_unit: VideoUnit,
+        audio_unit: AudioUnit,
+    ) -> None:
+        """Reads together what clips need of a file with a media index; for any other file it does nothing."""
+        media = self.file.source
+        if not isinstance(media, SparseMedia):
+            return
+        places: list[tuple[int, int]] = []
+        index = media.index
+        if video_clip_ranges is not None and index.video is not None and self.video.damaged == "error":
+            spans = find_spans(self.video, check_ranges(video_clip_ranges), video_unit)
+            frames = [frame for span in spans if span is not None for frame in range(span[0], span[1] + 1)]
+            places += index.video.places(self.video.packets_of(frames))
+        if audio_clip_ranges is not None and index.audio is not None and self.audio.damaged == "error":
+            places += index.audio.places(self.audio.packets_of(check_ranges(audio_clip_ranges), audio_unit))
+        missing = [place for place in places if media.find(*place) is None]
+        if missing and sum(size for _, size in missing) <= _LOADED_BYTES:
+            media.load(missing)
 
     def get_video_clips(
         self,
@@ -193,6 +232,7 @@ class AVDecoder:
             ConfigError: A range is reversed or not numeric, or the unit or size is wrong.
             DecodeError: There is no video, nothing in a range, or it cannot be decoded within the limits.
         """
+        self._load(video_clip_ranges, None, video_unit, "seconds")
         return read_video_clips(
             self.video, video_clip_ranges, video_unit, video_out_frame_size, self.apply_rotation, self.missing
         )
@@ -212,6 +252,7 @@ class AVDecoder:
             ConfigError: A range is reversed or not numeric, or the unit is wrong.
             DecodeError: There is no audio, nothing in a range, or it cannot be decoded within the limits.
         """
+        self._load(None, audio_clip_ranges, "seconds", audio_unit)
         return read_audio_clips(self.audio, audio_clip_ranges, audio_unit, self.missing)
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,15 @@ class StreamIndex:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def places(self, runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Returns (offset, size) of the packets of runs, each once, in the order of the packets.
+
+        Args:
+            runs: (first, last) packet of each.
+        """
+        numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(np.arange(a, b + 1) for a, b in runs)]))
+        return list(zip(self.payload_offsets[numbers].tolist(), self.sizes[numbers].tolist(), strict=True))
 
     def matches(self, number: int, payload: bytes | memoryview) -> bool:
         """Returns whether a packet has the content that was indexed; True for a packet without a checksum.

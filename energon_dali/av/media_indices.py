@@ -6,6 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from energon_dali.av.media_index import MediaIndex
@@ -83,7 +84,8 @@ class MediaIndices:
         key = (shard_index, place)
         found = self._parsed.get(key)
         if found is not None:
-            self._parsed.move_to_end(key)
+            with suppress(KeyError):  # sources of a mixture plan in threads, and another one may have dropped it
+                self._parsed.move_to_end(key)
             return found
         entry = file.entry(shard_index, place)
         if entry is None or reason_in_entry(entry):

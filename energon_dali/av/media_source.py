@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, cast
 
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.errors import ConfigError, DecodeError
 
 MediaSource = bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
@@ -56,12 +57,14 @@ class FileReader(io.FileIO):
             return super().seek(0)
 
 
-def check_source(source: Any) -> MediaSource:
+def check_source(source: Any) -> MediaSource | SparseMedia:
     """Returns the source in the form to keep: memory as a flat view, a path as a string, a stream unchanged.
 
     Raises:
         ConfigError: It is not a source of bytes, or it is a stream without seek.
     """
+    if isinstance(source, SparseMedia):
+        return source
     if type(source) is io.BytesIO:
         source = source.getvalue()  # shares the bytes if the stream was created from bytes
     if isinstance(source, (bytes, bytearray, memoryview, pickle.PickleBuffer)):
@@ -89,7 +92,7 @@ def check_source(source: Any) -> MediaSource:
     return cast(BinaryIO, source)
 
 
-def pickle_source(source: MediaSource, protocol: int) -> Any:
+def pickle_source(source: MediaSource | SparseMedia, protocol: int) -> Any:
     """Returns the source in a picklable form; memory travels out of band from protocol 5 on."""
     if isinstance(source, memoryview):
         return pickle.PickleBuffer(source) if protocol >= 5 else source.tobytes()
@@ -97,8 +100,8 @@ def pickle_source(source: MediaSource, protocol: int) -> Any:
 
 
 @contextmanager
-def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
-    """Yields the bytes of a source without copying (memory, or a mapped file), or None for a stream.
+def view_bytes(source: MediaSource | SparseMedia) -> Iterator[memoryview | None]:
+    """Yields the bytes of a source without copying (memory, or a mapped file), or None for a stream or a sparse file.
 
     The view is valid inside the `with` block.
     """
@@ -115,13 +118,15 @@ def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
         yield None
 
 
-def open_source(source: MediaSource) -> Any:
+def open_source(source: MediaSource | SparseMedia) -> Any:
     """Returns the object that FFmpeg reads from, with read, seek and tell, at its start.
 
     Raises:
         ConfigError: It is a closed stream.
         DecodeError: It is the path of a file that cannot be opened.
     """
+    if isinstance(source, SparseMedia):
+        return source.open()
     if isinstance(source, memoryview):
         return MemoryReader(source)
     if isinstance(source, str):

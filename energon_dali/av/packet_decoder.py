@@ -1,4 +1,4 @@
-"""Decodes runs of packets, each from a key packet to the last wanted frame, and seeks between runs."""
+"""Decodes runs of packets, each from a key packet to the last wanted frame."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.av.container import MediaFile, demux_stream
-from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
+from energon_dali.av.container import MediaFile
+from energon_dali.av.frame_index import FrameIndex, Int64s
+from energon_dali.av.packet_source import copy_to_packet, open_packets
 from energon_dali.av.stream_facts import StreamFacts
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ RESTAMPED = frozenset(("vp9", "av1"))
 packet that contained it. Their frames are identified by time, those of other codecs by the mark."""
 _SKIPS_NONREF = frozenset(("h264", "mpeg4", "mpeg2video", "mpeg1video"))
 """Codecs for which FFmpeg's skip_frame=NONREF skips frames that nothing refers to, and changes no other frame."""
-_FORWARD_PACKETS = 64
-"""A target this close is reached by reading on, because a seek costs about as much as reading this many packets."""
-_SEEK_ATTEMPTS = 4
-_SEEKABLE = ("mov", "matroska", "avi", "flv")
-"""Containers in which a seek ends at a whole, identifiable packet. In others (MPEG streams) reading starts at the
-beginning: packets that are not decoded cost little."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +44,7 @@ def read_mark(frame: Frame) -> int:
 
 
 class PacketDecoder:
-    """Decodes runs of packets of one stream, during one call, inside `MediaFile.opened`.
+    """Decodes runs of packets of one stream, during one call, inside `MediaFile.used`.
 
     Args:
         file: The file.
@@ -59,17 +54,10 @@ class PacketDecoder:
     """
 
     def __init__(self, file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool) -> None:
-        self._file = file
-        self._facts = facts
+        self._packets = open_packets(file, facts, index, tolerant=tolerant)
         self._index = index
         self._tolerant = tolerant
-        self._next = -1
-        """Index of the next packet; -1 if unknown."""
-        self._packets: Iterator[Packet[Any]] = iter(())
-        self._held: Packet[Any] | None = None
-        self._offsets = index.packets.offsets
         self._check_time = file.deadline()
-        self._stream: Any = None
         self._packet_at: dict[Any, int] | None = None
         if facts.codec in RESTAMPED:
             times = index.packets.pts[index.positions]
@@ -91,28 +79,26 @@ class PacketDecoder:
         """
         positions = self._index.positions[wanted]
         numbers = dict(zip(positions.tolist(), wanted.tolist(), strict=True))
-        ends = np.full(len(positions), len(self._index.packets) - 1) if to_end else self._ends(positions)
+        ends = np.full(len(positions), len(self._index.packets) - 1) if to_end else find_ends(positions, self._index)
         for start, last in find_runs(starts, ends):
-            self._move_to(start)
-            yield from self._run(start, last, numbers, to_end=to_end)
-
-    def _ends(self, positions: Int64s) -> Int64s:
-        """Returns the last packet of each frame: a second field, or more, may follow the first packet."""
-        if not self._index.proven:
-            return positions
-        every = np.sort(self._index.positions)
-        after = np.searchsorted(every, positions, side="right")
-        return np.append(every, len(self._index.packets))[after] - 1
+            self._packets.move_to(start, last + 1)
+            try:
+                yield from self._run(start, last, numbers, to_end=to_end)
+            finally:
+                # However it ends: freeing a decoder whose threads still hold packets waits for them with the
+                # interpreter lock held, which they need to release the marks of these packets.
+                if self._packets.context.is_open:
+                    self._packets.context.flush_buffers()
 
     def _run(self, start: int, last: int, numbers: dict[int, int], *, to_end: bool) -> Iterator[tuple[int, VideoFrame]]:
-        """Decodes packets `start` through `last`, flushes the decoder, and yields wanted frames."""
+        """Decodes packets `start` through `last`, drains the decoder, and yields wanted frames."""
         from av.error import FFmpegError
 
-        context = self._stream.codec_context
+        context = self._packets.context
         intra = context.codec.intra_only
         wanted = set(numbers)
         for number in range(start, last + 1):
-            packet = self._take()
+            packet = self._packets.take()
             if packet is None:
                 break
             is_wanted = number in wanted
@@ -140,8 +126,6 @@ class PacketDecoder:
             if not self._tolerant:
                 raise
             frames = []
-        finally:
-            context.flush_buffers()
         yield from self._pick(frames, numbers)
 
     def _pick(self, frames: Sequence[VideoFrame], numbers: dict[int, int]) -> Iterator[tuple[int, VideoFrame]]:
@@ -157,87 +141,28 @@ class PacketDecoder:
             if found is not None:
                 yield found, frame
 
-    def _take(self) -> Packet[Any] | None:
-        """Returns the next packet, None at the end."""
-        packet, self._held = self._held, None
-        while packet is None:
-            packet = next(self._packets, None)
-            if packet is None:
-                self._next = -1
-                return None
-            if not packet.size:
-                packet = None
-        if self._next < len(self._offsets) and packet.pos is not None and packet.pos != self._offsets[self._next]:
-            self._next = -1  # not the packet in the index: the caller starts again to get its frame
-            return None
-        self._next += 1
-        return packet
-
-    def _move_to(self, number: int) -> None:
-        """Makes packet `number` the next one: reads on if it is near, otherwise seeks."""
-        if not 0 <= self._next <= number or number - self._next > _FORWARD_PACKETS:
-            self._seek(number)
-        while self._next < number:
-            if self._take() is None:
-                return
-
-    def _seek(self, number: int) -> None:
-        """Moves to a packet at or before `number`, as near as the container's index allows, or to the start."""
-        from av.error import FFmpegError
-
-        container = self._file.container
-        for target in self._targets(number) if self._file.format.startswith(_SEEKABLE) else ():
-            try:
-                self._begin(container)
-                container.seek(int(target), stream=self._stream, backward=True)
-                packet = next((packet for packet in self._packets if packet.size), None)
-            except (FFmpegError, EOFError):
-                continue
-            landed = -1 if packet is None else self._number_of(packet)
-            if 0 <= landed <= number:
-                self._held, self._next = packet, landed
-                return
-        self._begin(self._file.reopen())
-        self._next = 0
-
-    def _targets(self, number: int) -> Iterator[int]:
-        """Yields times to seek to, in units of the stream, best first: containers search by pts or by dts."""
-        table = self._index.packets
-        keys = np.flatnonzero(table.is_key[: number + 1])[: -_SEEK_ATTEMPTS - 1 : -1]
-        for time in (table.pts[number], *table.dts[keys].tolist()):
-            if time != NO_TIME:
-                yield int(time)
-
-    def _begin(self, container: Any) -> None:
-        self._stream = container.streams[self._facts.position]
-        self._file.select(self._stream)
-        self._packets = demux_stream(container, self._stream, tolerant=self._tolerant)
-        self._held = None
-        self._next = -1
-
-    def _number_of(self, packet: Packet[Any]) -> int:
-        """Returns the index of a packet in the table, -1 if it is missing or not unique.
-
-        Its byte offset identifies it, and its times if an edit list shows a packet twice. Times alone are not enough:
-        after a seek FFmpeg may guess other ones.
-        """
-        table = self._index.packets
-        found = np.flatnonzero(table.offsets == (-1 if packet.pos is None else packet.pos))
-        for given, column in ((packet.pts, table.pts), (packet.dts, table.dts)):
-            if len(found) > 1 and given is not None:
-                found = found[column[found] == given]
-        return int(found[0]) if len(found) == 1 else -1
-
 
 def _with_note(packet: Packet[Any], note: bytes) -> Packet[Any]:
     """Returns the packet with the encoder's note prepended."""
-    import av
-
-    result = av.Packet(note + bytes(packet))
+    result = copy_to_packet(note + bytes(packet))
     result.pts, result.dts = packet.pts, packet.dts
     result.duration, result.time_base = packet.duration, packet.time_base
     result.is_keyframe = packet.is_keyframe
     return result
+
+
+def find_ends(positions: Int64s, index: FrameIndex) -> Int64s:
+    """Returns the last packet of each frame: a second field, or more, may follow the first packet.
+
+    Args:
+        positions: The first packet of each, int64 [n].
+        index: The frames of the video.
+    """
+    if not index.proven:
+        return positions
+    every = np.sort(index.positions)
+    after = np.searchsorted(every, positions, side="right")
+    return np.append(every, len(index.packets))[after] - 1
 
 
 def find_runs(starts: Int64s, ends: Int64s) -> list[tuple[int, int]]:

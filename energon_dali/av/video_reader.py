@@ -12,7 +12,7 @@ import numpy.typing as npt
 from energon_dali.av.colour import ColourFacts, DecodeScale, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
-from energon_dali.av.packet_decoder import PacketDecoder
+from energon_dali.av.packet_decoder import PacketDecoder, find_ends, find_runs
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged, scan_frames
 from energon_dali.errors import ConfigError, DecodeError
@@ -108,7 +108,7 @@ class VideoReader:
             DecodeError: The first frame cannot be decoded.
         """
         if "rotation" not in self.file.cache:
-            with self.file.opened():
+            with self.file.used():
                 for _, frame in self._decode(np.zeros(1, np.int64)):
                     self.file.cache["rotation"] = round(frame.rotation / 90) % 4 * 90
         return int(self.file.cache["rotation"])
@@ -148,6 +148,18 @@ class VideoReader:
             images = self._convert(wanted, *self._target_size(size, turns), planar)
         return np.rot90(images, turns, axes=(1, 2)) if turns else images
 
+    def packets_of(self, frames: npt.ArrayLike | Sequence[int]) -> list[tuple[int, int]]:
+        """Returns the packets that `read` decodes for frames, as runs (first, last) in increasing order.
+
+        Args:
+            frames: Frame numbers, int [n].
+
+        Raises:
+            DecodeError: The file cannot be read.
+        """
+        wanted = np.unique(np.asarray(frames, dtype=np.int64))
+        return find_runs(self.index.starts[wanted], find_ends(self.index.positions[wanted], self.index))
+
     def check(self) -> None:
         """Decodes every frame and keeps none: takes as long as a full decode, and only the memory of a decoder.
 
@@ -156,7 +168,7 @@ class VideoReader:
         """
         if self.index.proven:  # everything was decoded to list the frames
             return
-        with self.file.opened():
+        with self.file.used():
             for _ in self._decode(np.arange(len(self.index))):
                 pass
 
@@ -186,7 +198,7 @@ class VideoReader:
             images = np.empty((len(wanted), height, width, 3), np.uint8)
         order = np.argsort(wanted, kind="stable")
         ordered = wanted[order]
-        with self.file.opened():
+        with self.file.used():
             converter = FrameConverter(width, height, decode_scale=self.decode_scale)
             for number, frame in self._decode(np.unique(wanted)):
                 if "size" not in self.file.cache:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from energon_dali.av import AVLimits, MediaFile, VideoReader
-from energon_dali.av.packet_decoder import PacketDecoder, find_runs
+from energon_dali.av.packet_decoder import find_runs
+from energon_dali.av.packet_source import DemuxedPackets
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import VIDEOS, VideoRecipe, broken_files, encode_video, video_file
 from tests.av.full_decode import decode_fully, decoded
@@ -89,13 +90,13 @@ def test_size_is_that_of_one_conversion_from_the_stored_frame(name: str) -> None
 @pytest.mark.parametrize("name", ["h264-b-mp4", "h264-b-mkv", "mpeg4-b-avi", "vp8-webm", "vp9-mp4"])
 def test_a_late_frame_costs_its_group_of_pictures_not_the_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    take = PacketDecoder._take
+    take = DemuxedPackets.take
 
-    def counted(feed: PacketDecoder) -> Any:
-        fed.append(feed._next)
-        return take(feed)
+    def counted(packets: DemuxedPackets) -> Any:
+        fed.append(packets._next)
+        return take(packets)
 
-    monkeypatch.setattr(PacketDecoder, "_take", counted)
+    monkeypatch.setattr(DemuxedPackets, "take", counted)
     recipe = replace(VIDEOS[name], frames=150)
     with MediaFile(encode_video(recipe)) as file:
         VideoReader(file).read([145])
