@@ -191,8 +191,8 @@ class JsonlReader:
     def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
         """Does nothing: there is one file."""
 
-    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
-        """Returns the file, and where a sample is in it; see PlannedSource.
+    def runs(self, shard: int, sample: int, seed: int | None = None) -> tuple[RangeReader, list[PartRun]]:
+        """Returns the file, and where a sample is in it; see PlannedSource. The seed has no effect.
 
         Raises:
             DatasetError: The file cannot be opened, or has no such sample.

@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from energon_dali.errors import DatasetError, EnergonDaliError, StoreUnavailableError
-from energon_dali.shards.index.extents import PartRun
+from energon_dali.shards.ranged_part import Run
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.protocols import RangeReader
@@ -66,14 +66,19 @@ class PlannedSource(Protocol):
             num_samples: Number of samples.
         """
 
-    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
+    def runs(self, shard: int, sample: int, seed: int | None = None) -> tuple[RangeReader, Sequence[Run]]:
         """Returns the file of a sample, and what has to be read of it.
+
+        Args:
+            shard: Index of its shard.
+            sample: Index within it.
+            seed: Seed of the sample, by which ranges of its parts are chosen; None reads them whole.
 
         Raises:
             DatasetError: The shard cannot be opened, or has no such sample.
         """
 
-    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes | memoryview, int]]) -> RawSample:
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[Any, bytes | memoryview, int]]) -> RawSample:
         """Returns the sample.
 
         Args:
@@ -100,7 +105,7 @@ class _Row:
     shard: int
     sample: int
     reader: RangeReader | None = None
-    runs: Sequence[PartRun] = ()
+    runs: Sequence[Run] = ()
     size: int = 0
     pieces: list[_Piece] | None = None  # one per run, as soon as they are requested
     error: DatasetError | None = None
@@ -177,22 +182,26 @@ class PlannedReads:
         fitting = max(0, limit // row_bytes - issued)
         return issued, 2 * issued + min(3 * fitting, 4 * self._window, MOST_ROWS, self._rows_taken // 2)
 
-    def plan(self, shards: Sequence[int], samples: Sequence[int]) -> None:
+    def plan(self, shards: Sequence[int], samples: Sequence[int], seeds: Sequence[int] | None = None) -> None:
         """Adds the next rows.
 
         Args:
             shards: Indices of shards.
             samples: Indices of the samples within them.
+            seeds: Their seeds, where ranges of parts are chosen by them; None reads parts whole.
 
         Raises:
             StoreUnavailableError: The store returned only errors for too long.
         """
         source, unissued = self._source, self._unissued
         source.open_shards(dict.fromkeys(shards), len(shards))
-        for shard, sample in zip(shards, samples, strict=True):
+        for number, (shard, sample) in enumerate(zip(shards, samples, strict=True)):
             row = _Row(shard, sample)
             try:
-                row.reader, row.runs = source.runs(shard, sample)
+                if seeds is None:
+                    row.reader, row.runs = source.runs(shard, sample)
+                else:
+                    row.reader, row.runs = source.runs(shard, sample, seeds[number])
             except StoreUnavailableError:
                 raise
             except DatasetError as error:
@@ -366,7 +375,7 @@ class PlannedReads:
 
 
 def read_planned(
-    source: PlannedSource, shards: Sequence[int], samples: Sequence[int]
+    source: PlannedSource, shards: Sequence[int], samples: Sequence[int], seeds: Sequence[int] | None = None
 ) -> list[RawSample | DatasetError]:
     """Returns samples that are all requested at once.
 
@@ -374,13 +383,14 @@ def read_planned(
         source: The dataset.
         shards: Indices of shards.
         samples: Indices of the samples within them.
+        seeds: As in `PlannedReads.plan`.
 
     Raises:
         StoreUnavailableError: The store returned only errors for too long.
     """
     reads = PlannedReads(source, is_limited=False)
     try:
-        reads.plan(shards, samples)
+        reads.plan(shards, samples, seeds)
         reads.issue(len(shards))
         return [reads.take() for _ in shards]
     finally:
@@ -412,7 +422,7 @@ def _gap(row: _Row, neighbour: _Row, step: int) -> int:
     return gap if gap >= 0 else sys.maxsize  # samples that are not in the order of the file are not joined
 
 
-def join_runs(runs: Iterable[PartRun]) -> list[tuple[int, int]]:
+def join_runs(runs: Iterable[Run]) -> list[tuple[int, int]]:
     """Returns (offset, size) of the requests that cover all runs, in the order of the file."""
     requests: list[tuple[int, int]] = []
     before = 0

@@ -17,10 +17,14 @@ import numpy as np
 from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StoreUnavailableError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.folder import WebdatasetFolder
-from energon_dali.shards.index.extents import PartLayout, PartRun
+from energon_dali.shards.index.extents import PartLayout, check_member
 from energon_dali.shards.index.tar_index import missing_shard
+from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
+from energon_dali.shards.part_source import PartSource
+from energon_dali.shards.ranged_part import RangeChooser, RangedPart, RangeRun, Run
 from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
+from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.protocols import RangeReader
 from energon_dali.shards.storage.request_pool import call_together
@@ -46,6 +50,8 @@ _SLOW_READS = 4
 CHUNK_BITS = 16
 CHUNK_BYTES = 1 << CHUNK_BITS
 """Reading this much from the page cache takes about five times as long as reading 800 bytes."""
+FEWEST_RANGED_BYTES = 256 << 10
+"""Smaller parts are read whole, whatever is wanted of them."""
 SMALL_BYTES = 4096
 """Larger ranges are read alone: views of them would keep whole chunks in memory."""
 KEPT_CHUNK_BYTES = 16 << 20
@@ -122,12 +128,34 @@ class OpenShard:
         layout: Where its wanted parts are.
         reader: The file.
         near: Decides whether small parts are taken out of chunks of the file.
+        chooser: Decides which ranges of large parts are read; None reads them whole.
+        path: The file.
     """
 
-    __slots__ = ("chunks", "first_index", "layout", "name", "near", "number", "read", "reader", "was_used")
+    __slots__ = (
+        "_chooser",
+        "_path",
+        "chunks",
+        "first_index",
+        "layout",
+        "name",
+        "near",
+        "number",
+        "read",
+        "reader",
+        "was_used",
+    )
 
     def __init__(
-        self, number: int, name: str, first_index: int, layout: PartLayout, reader: RangeReader, near: NearChunks
+        self,
+        number: int,
+        name: str,
+        first_index: int,
+        layout: PartLayout,
+        reader: RangeReader,
+        near: NearChunks,
+        chooser: RangeChooser | None,
+        path: StoragePath,
     ) -> None:
         self.number = number
         self.name = name
@@ -137,18 +165,92 @@ class OpenShard:
         self.read = reader.read_view
         """Reads a range for parts that may be views of it."""
         self.near = near
+        self._chooser = chooser
+        self._path = path
         self.chunks: dict[int, bytes] = {}
         """Chunks of the file that are kept, by number; `near` fills it."""
         self.was_used = False
         """Whether it was used since it was opened, or since it was spared."""
 
-    def read_sample(self, sample: int) -> RawSample:
-        """Returns a sample; large parts are views of what was read.
+    def runs(self, sample: int, seed: int | None = None) -> Sequence[Run]:
+        """Returns what has to be read of a sample.
+
+        Args:
+            sample: Index of the sample.
+            seed: Its seed, by which ranges of its parts are chosen; None reads them whole.
 
         Raises:
-            ShardError: There is no such sample, or the shard differs from its index.
+            DatasetError: There is no such sample, or what ranges are chosen by cannot be read.
+        """
+        extents = self.layout.extents
+        if not 0 <= sample < extents.num_samples:
+            raise self.missing(sample)
+        if seed is None or self._chooser is None:
+            return self.layout.runs(sample)
+        chosen: dict[int, RangedPart] = {}
+        ranges: list[Run] = []
+        for part in range(extents.first_part[sample], extents.first_part[sample + 1]):
+            name = extents.part_names[extents.part_name[part]]
+            size = extents.part_size[part]
+            if size < FEWEST_RANGED_BYTES or not self.layout.wanted[extents.part_name[part]]:
+                continue
+            start = extents.part_block[part] * TAR_BLOCK_BYTES
+            found = self._chooser.choose(self.number, name, start, size, seed)
+            if found is not None:
+                chosen[part] = found
+                # The header shows that it is the part that was indexed, where nothing of its content does.
+                places = [(start + offset, length) for offset, length in found.ranges]
+                places = places or [(start - TAR_BLOCK_BYTES, TAR_BLOCK_BYTES)]
+                ranges += [RangeRun(found, part, offset, length) for offset, length in places]
+        return [*self.layout.runs(sample, chosen), *ranges] if chosen else self.layout.runs(sample)
+
+    def assemble(self, sample: int, pieces: Iterable[tuple[Run, bytes | memoryview, int]]) -> RawSample:
+        """Returns a sample of the bytes that were read for it.
+
+        Args:
+            sample: Index of the sample.
+            pieces: (run, bytes that contain it, their offset in the file).
+
+        Raises:
+            ShardError: The shard differs from its index.
+        """
+        layout = self.layout
+        extents = layout.extents
+        key = extents.key(sample)
+        parts: dict[str, Any] = {}
+        ranged: dict[int, tuple[RangedPart, list[bytes | memoryview]]] = {}
+        for run, data, base in pieces:
+            if isinstance(run, RangeRun):
+                if len(data) < run.size:
+                    raise layout.changed(f"it ends before byte {run.offset + run.size}")
+                ranged.setdefault(run.number, (run.part, []))[1].append(data)
+            else:
+                layout.extract(key, run, data, base, parts)
+        for number, (part, contents) in ranged.items():
+            name, offset = layout.names[extents.part_name[number]], extents.part_block[number] * TAR_BLOCK_BYTES
+            if not part.ranges:
+                member = f"{key}.{name}".encode()
+                check_member(self.name, bytes(contents.pop()), member, extents.part_size[number], offset)
+            parts[name] = part.content(contents, PartSource(self._path, extents.shard_bytes, offset))
+        if ranged:
+            numbers = range(extents.first_part[sample], extents.first_part[sample + 1])
+            names = [layout.names[extents.part_name[part]] for part in numbers]
+            parts = {name: parts[name] for name in names if name in parts}  # in file order
+        return RawSample(key, self.name, self.first_index + sample, self.number, sample, parts)
+
+    def read_sample(self, sample: int, seed: int | None = None) -> RawSample:
+        """Returns a sample; large parts are views of what was read.
+
+        Args:
+            sample: Index of the sample.
+            seed: As in `runs`.
+
+        Raises:
+            DatasetError: As `runs` and `assemble`.
             StorageError: The shard cannot be read.
         """
+        if seed is not None and self._chooser is not None:
+            return self.assemble(sample, [(run, self.read(run[2], run[3]), run[2]) for run in self.runs(sample, seed)])
         layout = self.layout
         if not 0 <= sample < layout.extents.num_samples:
             raise self.missing(sample)
@@ -193,6 +295,8 @@ class ShardReader:
         folder: The dataset.
         part_filter: Returns whether a part is wanted, given its name; picklable if the reader has to be. None takes
             all parts.
+        chooser: Decides which ranges of large parts are read, where the seeds of samples are given; None reads them
+            whole.
         max_open_shards: Number of shards whose layout this reader keeps; one that was not used lately is dropped.
     """
 
@@ -201,10 +305,12 @@ class ShardReader:
         folder: WebdatasetFolder,
         part_filter: Callable[[str], bool] | None = None,
         *,
+        chooser: RangeChooser | None = None,
         max_open_shards: int = MAX_OPEN_SHARDS,
     ) -> None:
         self.folder = folder
         self.part_filter = part_filter
+        self.chooser = chooser
         self.max_open_shards = max_open_shards
         self.is_remote = not folder.root.is_local
         """Whether requests wait for a network."""
@@ -221,23 +327,26 @@ class ShardReader:
         self._samples_read = 0
         self._shards_opened = 0
 
-    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
+    def read(
+        self, shard_indices: Sequence[int], sample_indices: Sequence[int], seeds: Sequence[int] | None = None
+    ) -> list[RawSample | DatasetError]:
         """Returns one entry per requested sample, in order: the sample, or the error that prevented reading it.
 
         Args:
             shard_indices: Indices of the shards in `folder.shard_names`.
             sample_indices: Indices of the samples within them.
+            seeds: Their seeds, where ranges of parts are chosen by them; None reads parts whole.
 
         Raises:
             StoreUnavailableError: The store returned only errors for too long.
         """
         if self.is_remote:
-            return read_planned(self, shard_indices, sample_indices)
+            return read_planned(self, shard_indices, sample_indices, seeds)
         self._begin_read(len(shard_indices))
         results: list[RawSample | DatasetError] = []
         opened = self._open
         last_number, shard = -1, None
-        for number, sample in zip(shard_indices, sample_indices, strict=True):
+        for position, (number, sample) in enumerate(zip(shard_indices, sample_indices, strict=True)):
             try:
                 if number != last_number:
                     last_number = -1
@@ -248,7 +357,7 @@ class ShardReader:
                         shard.was_used = True
                     last_number = number
                 assert shard is not None
-                results.append(shard.read_sample(sample))
+                results.append(shard.read_sample(sample, None if seeds is None else seeds[position]))
             except (EnergonDaliError, OSError) as error:
                 results.append(self.unreadable(number, error))
         return results
@@ -363,7 +472,8 @@ class ShardReader:
         if changed:
             reader.close()
             raise layout.changed(changed)
-        shard = OpenShard(number, name, self._starts[number], layout, reader, self._near)
+        path = folder.root / name
+        shard = OpenShard(number, name, self._starts[number], layout, reader, self._near, self.chooser, path)
         if len(self._open) >= self.max_open_shards:
             self._drop_one()
         self._open[number] = shard
@@ -443,10 +553,12 @@ class ShardReader:
                 index = self.folder.index
                 with suppress(EnergonDaliError, OSError):  # raised again for the shards that are concerned
                     index.fetch(new)
+                    if self.chooser is not None:
+                        self.chooser.prepare(new)
                     if index.source == "sqlite":  # which does not know the sizes of the shards: asked for together
                         self._coming = call_together(lambda number: self._open_file(number, -1), new)
 
-    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
+    def runs(self, shard: int, sample: int, seed: int | None = None) -> tuple[RangeReader, Sequence[Run]]:
         """Returns the file of a sample, and what has to be read of it; see PlannedSource.
 
         Raises:
@@ -454,23 +566,15 @@ class ShardReader:
         """
         opened = self._open.get(shard) or self._open_shard(shard)
         opened.was_used = True
-        layout = opened.layout
-        if not 0 <= sample < layout.extents.num_samples:
-            raise opened.missing(sample)
-        return opened.reader, layout.runs(sample)
+        return opened.reader, opened.runs(sample, seed)
 
-    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes | memoryview, int]]) -> RawSample:
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[Run, bytes | memoryview, int]]) -> RawSample:
         """Returns a sample of the bytes that were read for it; see PlannedSource.
 
         Raises:
             DatasetError: The shard differs from its index.
         """
-        opened = self._open.get(shard) or self._open_shard(shard)
-        key = opened.layout.extents.key(sample)
-        parts: dict[str, bytes | memoryview] = {}
-        for run, data, base in pieces:
-            opened.layout.extract(key, run, data, base, parts)
-        return RawSample(key, opened.name, opened.first_index + sample, shard, sample, parts)
+        return (self._open.get(shard) or self._open_shard(shard)).assemble(sample, pieces)
 
     def unreadable(self, number: int, error: Exception) -> DatasetError:
         """Returns what a sample of a shard gets in place of its data: the error itself if it is of the dataset.
@@ -496,7 +600,8 @@ class ShardReader:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), max_open_shards=self.max_open_shards), (self.folder, self.part_filter)
+        make = partial(type(self), chooser=self.chooser, max_open_shards=self.max_open_shards)
+        return make, (self.folder, self.part_filter)
 
     def __repr__(self) -> str:
         return f"ShardReader({self.folder!r})"

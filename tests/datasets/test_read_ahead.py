@@ -236,7 +236,7 @@ class _Neighbours:
     def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
         """Needs nothing."""
 
-    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
+    def runs(self, shard: int, sample: int, seed: int | None = None) -> tuple[RangeReader, list[PartRun]]:
         return self, [(0, 1, sample * self.size, self.size)]  # type: ignore[return-value]
 
     def read_view(self, offset: int, size: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,12 +237,17 @@ class PartLayout:
             raise RuntimeError(f"part_filter raised StopIteration for a part of {shard}.") from end
         self._all = all(self.wanted)
 
-    def runs(self, sample: int) -> list[PartRun]:
-        """Returns what has to be read for a sample; each run starts with the header of its first part."""
+    def runs(self, sample: int, without: Container[int] = ()) -> list[PartRun]:
+        """Returns what has to be read for a sample; each run starts with the header of its first part.
+
+        Args:
+            sample: Index of the sample.
+            without: Numbers of parts that are not read as a whole.
+        """
         extents = self.extents
         first, stop = extents.first_part[sample], extents.first_part[sample + 1]
         block, size = extents.part_block, extents.part_size
-        if self._all and first < stop:
+        if self._all and first < stop and not without:
             start = block[first] * TAR_BLOCK_BYTES - TAR_BLOCK_BYTES
             end = block[stop - 1] * TAR_BLOCK_BYTES + size[stop - 1]
             # Only headers and padding are between neighbours; anything more are members that are not parts.
@@ -252,7 +257,7 @@ class PartLayout:
         wanted, name = self.wanted, extents.part_name
         begin = start = end = last = -1
         for part in range(first, stop):
-            if not wanted[name[part]]:
+            if not wanted[name[part]] or part in without:
                 continue
             content = block[part] * TAR_BLOCK_BYTES
             if begin >= 0 and content - TAR_BLOCK_BYTES - end > GAP_BYTES:

@@ -189,6 +189,11 @@ class RequestPool:
         if self._count is not None:
             self._count("read_ahead.bytes_wanted", size)
 
+    def count_on_demand(self, size: int) -> None:
+        """Counts bytes of parts that were not read ahead and are fetched while the part is decoded."""
+        if self._count is not None:
+            self._count("media.bytes_on_demand", size)
+
 
 def map_in_threads(
     function: Callable[[T], R], items: Sequence[T], threads: int, room: Callable[[], int] | None = None
