@@ -18,6 +18,7 @@ from energon_dali.assembly.sample_loaders import (
     SampleRecipe,
     read_recipe,
 )
+from energon_dali.datasets.chosen_media import media_chooser
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.row_sources import RawReader, Source
 from energon_dali.decode import SampleDecoder
@@ -347,7 +348,8 @@ def _open_join(
 
 
 def _reader(folder: WebdatasetFolder, recipe: SampleRecipe, load: SampleLoader, options: DatasetOptions) -> ShardReader:
-    return ShardReader(folder, options.source.part_filter or recipe.part_filter or load.part_filter())
+    part_filter = options.source.part_filter or recipe.part_filter or load.part_filter()
+    return ShardReader(folder, part_filter, chooser=media_chooser(folder, load.decoder))
 
 
 def _loader(

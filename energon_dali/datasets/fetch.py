@@ -185,7 +185,7 @@ class Fetch:
     def _read_from(self, source: int, rows: list[Row]) -> list[RawSample | DatasetError]:
         start = time.perf_counter()
         reader = self._sources[source].reader
-        raws = reader.read([row[1] for row in rows], [row[2] for row in rows])
+        raws = self._sources[source].read([row[1] for row in rows], [row[2] for row in rows], [row[5] for row in rows])
         size = _size(raws)
         reader.note_speed(time.perf_counter() - start, len(raws), size)
         self._metrics.count_read(len(raws), size)
@@ -209,8 +209,8 @@ class Fetch:
         ahead = [source for source in by_source if source in self._reads]
 
         def plan(source: int) -> None:
-            found = by_source[source]
-            self._reads[source].plan([row[1] for row in found], [row[2] for row in found])
+            columns = [[row[field] for row in by_source[source]] for field in (1, 2, 5)]
+            self._sources[source].plan_reads(self._reads[source], *columns)
 
         waiting = [source for source in ahead if self._has_new_shards(source, by_source[source])]
         if waiting:  # each fetches an index, and waits for it

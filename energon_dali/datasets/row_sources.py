@@ -17,8 +17,9 @@ from energon_dali.errors import DatasetError, StateError
 from energon_dali.plan.rng import Int64Array, mix
 from energon_dali.plan.source import SourcePlan
 from energon_dali.samples.base import Key
-from energon_dali.shards import RawSample
+from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.raw_sample import IndexedSample
+from energon_dali.shards.read_ahead import PlannedReads
 
 
 class RawReader(Protocol):
@@ -109,6 +110,22 @@ class Source:
         """Number of its samples in the split part."""
         return self.plan.num_samples
 
+    def read(
+        self, shards: Sequence[int], samples: Sequence[int], seeds: Sequence[int]
+    ) -> list[RawSample | DatasetError]:
+        """Returns what `RawReader.read` returns; of large parts what the seeds of the samples choose."""
+        if isinstance(self.reader, ShardReader) and self.reader.chooser is not None:
+            return self.reader.read(shards, samples, seeds)
+        return self.reader.read(shards, samples)
+
+    def plan_reads(self, reads: Reads, shards: Sequence[int], samples: Sequence[int], seeds: Sequence[int]) -> None:
+        """Adds the next rows to what reads this source ahead; of large parts what the seeds of the samples choose."""
+        if isinstance(self.reader, ShardReader) and self.reader.chooser is not None:
+            assert isinstance(reads, PlannedReads)
+            reads.plan(shards, samples, seeds)
+        else:
+            reads.plan(shards, samples)
+
     def number_of(self, index: int) -> int:
         """Returns the number in the dataset of a sample of the split part.
 
@@ -138,8 +155,8 @@ class Source:
             locations = [self.reader.locate(key[1]) for key in keys]
         except DatasetError as error:
             raise StateError(str(error)) from error
-        raws = self.reader.read([shard for shard, _ in locations], [inside for _, inside in locations])
         seeds = self.load.seeds(np.array([key[2] for key in keys]), np.array([key[1] for key in keys]))
+        raws = self.read([shard for shard, _ in locations], [inside for _, inside in locations], seeds)
         return [
             try_restore(partial(self._load, raw, seed), key) for raw, seed, key in zip(raws, seeds, keys, strict=True)
         ]

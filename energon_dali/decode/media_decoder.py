@@ -32,6 +32,8 @@ from energon_dali.samples.base import SourceInfo
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
+    from energon_dali.av.media_index import MediaIndex
+    from energon_dali.av.sparse_media import SparseMedia
 
 
 class _Call(threading.local):
@@ -91,6 +93,7 @@ class DecoderOptions(TypedDict, total=False):
     av_decode: AVDecode | VideoClips
     av_limits: AVLimits | None
     av_options: Mapping[str, Any] | None
+    av_lazy: bool
     video_decode_audio: bool
     guess_content: bool
     operations: Sequence[Operation]
@@ -115,6 +118,9 @@ class MediaDecoder(Decoder):
         av_limits: Limits for decoding one video or audio part; None for the defaults of `AVLimits`.
         av_options: Other options of `AVDecoder`, for av_decode="AVDecoder" and "torch", such as {"missing": "empty",
             "sample_rate": 16000}.
+        av_lazy: With av_decode="AVDecoder", files with a media index are not read before a method of the AVDecoder is
+            called, which then reads what it needs: for hooks that want little of long videos. From remote storage each
+            call waits for its bytes, which nothing requests ahead. docs/video.md.
         video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too.
         guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Costs
             about 20 us per part.
@@ -144,6 +150,7 @@ class MediaDecoder(Decoder):
         av_decode: AVDecode | VideoClips = "AVDecoder",
         av_limits: AVLimits | None = None,
         av_options: Mapping[str, Any] | None = None,
+        av_lazy: bool = False,
         video_decode_audio: bool = False,
         guess_content: bool = False,
         operations: Sequence[Operation] = (),
@@ -159,6 +166,11 @@ class MediaDecoder(Decoder):
             raise ConfigError(
                 f"av_decode={av_decode!r} is unknown. Video and audio parts become one of three things, or clips. "
                 f"Choose one of {', '.join(get_args(AVDecode))}, or give VideoClips(...)."
+            )
+        if av_lazy and av_decode != "AVDecoder":
+            raise ConfigError(
+                f"av_lazy=True was given with av_decode={av_decode!r}, which decodes files at once. It is for "
+                'av_decode="AVDecoder"; VideoClips reads only its clips without it. Leave it out.'
             )
         if guess_content:
             require_filetype()
@@ -176,6 +188,7 @@ class MediaDecoder(Decoder):
         self.av_decode = av_decode
         self.av_limits = av_limits
         self.av_options = _checked_options(av_options, av_decode)
+        self.av_lazy = bool(av_lazy)
         self.video_decode_audio = video_decode_audio
         self.guess_content = guess_content
 
@@ -274,13 +287,20 @@ class MediaDecoder(Decoder):
         with part_context(lambda _: seed, source):
             return self.decode(name, bytes(raw))
 
-    def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
+    def stage(
+        self,
+        name: str,
+        raw: bytes | memoryview | SparseMedia,
+        *,
+        seed: int = 0,
+        source: SourceInfo | None = None,
+    ) -> Any:
         """Returns what the worker makes of a part: a decoded value, or a MediaHandle to be decoded later.
 
         Args:
             name: Part name ("jpg", "left.png", "json.gz") or file name.
-            raw: Content of the part. A handle or an AVDecoder keeps a memoryview instead of a copy, so the memory
-                must stay unchanged.
+            raw: Content of the part; a sparse file where `takes_sparse` is True. A handle or an AVDecoder keeps a
+                memoryview instead of a copy, so the memory must stay unchanged.
             seed: Seed of random operations, a function of (seed, sample, epoch, part).
             source: Where it came from, for messages.
 
@@ -289,6 +309,8 @@ class MediaDecoder(Decoder):
         """
         kind = find_part_kind(name)
         try:
+            if not isinstance(raw, (bytes, bytearray, memoryview)):
+                return self._stage_av(name, raw, seed, source)
             content = raw
             while kind[1] == "gz":
                 content, name = gunzip(bytes(content), self.spec.max_bytes), name[:-3]
@@ -303,14 +325,16 @@ class MediaDecoder(Decoder):
         except DecodeError as error:
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
 
-    def _stage_av(self, name: str, raw: bytes | memoryview, seed: int, source: SourceInfo | None) -> Any:
+    def _stage_av(self, name: str, raw: bytes | memoryview | SparseMedia, seed: int, source: SourceInfo | None) -> Any:
         # Only here: programs that read no video need not load PyAV.
+        from energon_dali.av import AVDecoder
         from energon_dali.decode.pyav import open_part, stage_clips
 
         if not isinstance(self.av_decode, VideoClips):
-            return open_part(
-                raw, self.av_decode, self.video_decode_audio, {**self.av_options, "limits": self.av_limits}
-            )
+            options = {**self.av_options, "limits": self.av_limits}
+            if not isinstance(raw, (bytes, bytearray, memoryview)):
+                return AVDecoder(raw, **options)
+            return open_part(raw, self.av_decode, self.video_decode_audio, options)
         handle, file = stage_clips(
             name,
             raw,
@@ -321,6 +345,36 @@ class MediaDecoder(Decoder):
             decode_scale=self.spec.decode_scale,
         )
         return self._finish_clips(handle, file)
+
+    def takes_sparse(self, name: str) -> bool:
+        """Returns whether a part is decoded from the bytes of chosen packets alone, if it has a stored index.
+
+        Args:
+            name: Name of the part.
+        """
+        clips, kind = self.av_decode, type(self)
+        damaged = clips.damaged if isinstance(clips, VideoClips) else self.av_options.get("damaged", "error")
+        if not (isinstance(clips, VideoClips) or self.av_lazy) or damaged != "error" or self.guess_content:
+            return False
+        if self.overrides_decode or kind.stage is not MediaDecoder.stage:
+            return False  # it expects bytes
+        if kind.decode_part is not MediaDecoder.decode_part or kind.__call__ is not Decoder.__call__:
+            return False
+        return find_part_kind(name)[0] == "av"
+
+    def choose_ranges(self, name: str, index: MediaIndex, seed: int) -> list[tuple[int, int]]:
+        """Returns (offset, size) of the packets that are decoded of a part; none for AVDecoder, or if it will fail.
+
+        Args:
+            name: Name of the part; `takes_sparse` is True for it.
+            index: The stored index of the part.
+            seed: Seed of its random operations, as for `stage`.
+        """
+        if not isinstance(self.av_decode, VideoClips):
+            return []
+        from energon_dali.decode.pyav import find_packets
+
+        return find_packets(name, index, self.av_decode, seed=seed, limits=self.av_limits)
 
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
@@ -345,6 +399,7 @@ class MediaDecoder(Decoder):
             "image_decode": spec.image_decode,
             "av_decode": _clips_config(self.av_decode) if isinstance(self.av_decode, VideoClips) else self.av_decode,
             "av_options": dict(self.av_options),
+            "av_lazy": self.av_lazy,
             "av_limits": None if self.av_limits is None else asdict(self.av_limits),
             "video_decode_audio": self.video_decode_audio,
             "guess_content": self.guess_content,
@@ -442,6 +497,8 @@ def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> di
 
 def _clips_config(spec: VideoClips) -> dict[str, Any]:
     values = _plain(asdict(replace(spec, front_end=None)))
+    if callable(spec.at):
+        values["at"] = f"{spec.at.__module__}.{getattr(spec.at, '__qualname__', type(spec.at).__qualname__)}"
     del values["front_end"]
     front_end = {} if spec.front_end is None else {"front_end": spec.front_end.config()}
     return {"type": "VideoClips", **values, **front_end}

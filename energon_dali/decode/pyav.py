@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av import AudioReader, AVLimits, AVWebdatasetDecoder, FrameIndex, MediaFile, VideoReader
+from energon_dali.av.media_index import MediaIndex
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips, choose_frames, choose_starts
 from energon_dali.decode.front_ends import VideoFrontEnd, VideoInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
@@ -56,7 +58,7 @@ def open_part(
 
 def stage_clips(
     name: str,
-    raw: bytes | memoryview,
+    raw: bytes | memoryview | SparseMedia,
     spec: VideoClips,
     *,
     seed: int = 0,
@@ -68,7 +70,7 @@ def stage_clips(
 
     Args:
         name: Part name.
-        raw: The file; the handle keeps a view of it.
+        raw: The file, or its index with some of its bytes; the handle keeps a view of it.
         spec: The clips to choose.
         seed: Determines random clips.
         source: Where it came from, for messages.
@@ -91,6 +93,47 @@ def stage_clips(
         file.close()
         raise
     return handle, file
+
+
+def find_packets(
+    name: str, index: MediaIndex, spec: VideoClips, *, seed: int, limits: AVLimits | None
+) -> list[tuple[int, int]]:
+    """Returns (offset, size) of the packets that clips need, chosen from the index alone; none if they will fail.
+
+    Args:
+        name: Part name.
+        index: The stored index of the file.
+        spec: The clips.
+        seed: Determines random clips; that of `stage_clips`.
+        limits: Limits for decoding; None for the defaults.
+    """
+    places: list[tuple[int, int]] = []
+    try:
+        handle, file = stage_clips(name, SparseMedia(index), spec, seed=seed, limits=limits)
+        if index.video is not None and handle.frame_indices.size:
+            places += index.video.places(VideoReader(file).packets_of(handle.frame_indices))
+        wanted = spec.clip_audio
+        if wanted is not None and index.audio is not None and handle.audio_codec:
+            reader = _audio_reader(handle, file, wanted)
+            places += index.audio.places(reader.packets_of(_audio_ranges(handle)))
+    except DecodeError:
+        return []  # for the same reason when it is decoded
+    return places
+
+
+def _audio_reader(handle: ClipsHandle, file: MediaFile, wanted: ClipAudio) -> AudioReader:
+    return AudioReader(
+        file,
+        sample_rate=wanted.sample_rate,
+        channels=wanted.channels,
+        damaged=handle.spec.damaged,
+        exact=wanted.exact,
+    )
+
+
+def _audio_ranges(handle: ClipsHandle) -> list[tuple[float, float]]:
+    """Returns (start, end) of the audio of each clip, in seconds."""
+    return [(start, start + handle.spec.audio_seconds) for start in handle.starts.tolist()]
 
 
 def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
@@ -154,13 +197,13 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
     if file is None:
         with MediaFile(handle.data, limits=handle.limits) as opened:
             return decode_audio_of_clips(handle, opened)
-    reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels, damaged=handle.spec.damaged)
+    reader = _audio_reader(handle, file, wanted)
     rate = reader.sample_rate
     _check_audio(handle, reader.channels, rate)
     starts = handle.starts.tolist()
     values = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
     times = np.stack([handle.starts, handle.starts], 1)
-    for row, clip in enumerate(reader.read_clips([(start, start + seconds) for start in starts])):
+    for row, clip in enumerate(reader.read_clips(_audio_ranges(handle))):
         if clip is None:
             continue  # the stream starts later, or ended before
         skipped = max(0, round((clip.start_seconds - starts[row]) * rate))
@@ -316,7 +359,8 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     handle.frame_count = len(index)
     handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)
     alone = sum(stream.kind == "video" for stream in file.streams) == 1
-    handle.packets_are_frames = alone and not video.is_interlaced_mpeg4 and has_plain_packets(index)
+    is_whole = not isinstance(handle.data, SparseMedia)  # DALI takes files
+    handle.packets_are_frames = is_whole and alone and not video.is_interlaced_mpeg4 and has_plain_packets(index)
 
 
 def _check_frames(frames: int, file: MediaFile) -> None:

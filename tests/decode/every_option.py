@@ -11,6 +11,7 @@ EVERY_OPTION: dict[str, Any] = {
     "av_decode": VideoClips(1, 8),
     "av_limits": AVLimits(max_frames=3),
     "av_options": {"missing": "empty"},
+    "av_lazy": True,
     "video_decode_audio": True,
     "guess_content": True,
     "operations": (Resize((8, 8)),),

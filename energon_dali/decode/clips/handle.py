@@ -18,6 +18,7 @@ from energon_dali.samples.kinds import Clips
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
     from energon_dali.av.colour import ColourFacts
+    from energon_dali.av.sparse_media import SparseMedia
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -28,6 +29,8 @@ class ClipsHandle(MediaHandle):
     so that every backend decodes the same frames.
     """
 
+    data: bytes | bytearray | memoryview | SparseMedia  # type: ignore[assignment]
+    """The encoded file, or its index with the bytes of the packets that the clips need."""
     spec: VideoClips  # type: ignore[assignment]
     """What to decode it to; one object shared by all handles of a decoder."""
     frame_indices: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))

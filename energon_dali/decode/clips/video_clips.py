@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,10 @@ ClipLayout = Literal["FCHW", "FHWC"]
 ShortClip = Literal["repeat", "error"]
 DamagedVideo = Literal["error", "partial"]
 Float64Array = NDArray[np.float64]
+
+StartChooser = Callable[[float, int, np.random.Generator], Sequence[float]]
+"""Returns where clips start, in seconds from the start of the video. Takes its duration in seconds, its number of
+frames (0 for a file without video), and a random generator that is the same for a sample in an epoch."""
 
 TOLERANCE_SECONDS = 1e-9
 """A time less than this before a frame counts as at the frame, because sums of floats miss time stamps slightly."""
@@ -47,6 +51,9 @@ class ClipAudio:
     missing: Literal["error", "silence"] = "error"
     """What happens if a file has no audio stream: a DecodeError, or silence (which needs `sample_rate` and `channels`).
     A stream that ends inside a clip is always padded with silence; `Clips.audio_timestamps` says where it ends."""
+    exact: bool = True
+    """Samples equal slices of the whole audio bit for bit. Where a decoder generates noise (AAC of many encoders), this
+    takes all of the audio before a clip. False decodes from at most one second before it, and that noise differs."""
     features: LogMel | None = None
     """Makes features of the audio, which the clips then have in place of it (`Clips.audio_features`). The audio is
     mono, at the rate of the features."""
@@ -62,6 +69,8 @@ class ClipAudio:
                     "the file has."
                 )
         _check_seconds("ClipAudio", "duration_seconds", self.duration_seconds)
+        if not isinstance(self.exact, bool):
+            raise ConfigError(f"ClipAudio(exact={self.exact!r}) cannot work. Give True or False.")
         if self.missing not in ("error", "silence"):
             raise ConfigError(f'ClipAudio(missing={self.missing!r}) is unknown. Give "error" or "silence".')
         if self.features is not None:
@@ -113,9 +122,10 @@ class VideoClips:
     """Where clips start. "uniform": at equal distances, the first at the start of the video, the last ending with it; a
     single clip is the first. "random": anywhere that they fit, in order of time, drawn from (seed, sample, epoch).
     "at": at the seconds of `at`."""
-    at: tuple[float, ...] = ()
-    """With sampling="at", where each clip starts: presentation times in seconds. A clip that starts outside the video
-    is a DecodeError."""
+    at: tuple[float, ...] | StartChooser = ()
+    """With sampling="at", where each clip starts: presentation times in seconds, or a function of yours that returns
+    them for a video (`StartChooser`). It is called before anything of a file with a media index is read, and again when
+    the file is decoded. A clip that starts outside the video is a DecodeError."""
     size: tuple[int, int] | int | None = None
     """(width, height) of the result; a single number for its shorter side; None keeps the video's. Bilinear."""
     dtype: ClipDtype = "uint8"
@@ -209,6 +219,8 @@ class VideoClips:
             )
 
     def _take_starts(self) -> None:
+        if callable(self.at) and self.sampling == "at":
+            return
         if isinstance(self.at, Sequence):
             object.__setattr__(self, "at", tuple(self.at))
         valid = isinstance(self.at, tuple) and all(
@@ -217,9 +229,9 @@ class VideoClips:
         if not valid or (self.sampling == "at") != bool(self.at):
             raise ConfigError(
                 f"VideoClips was given sampling={self.sampling!r} and at={self.at!r}. at= holds the start of each clip "
-                'in seconds, as finite numbers, and goes with sampling="at" alone. Give both or none.'
+                'in seconds, as finite numbers, or a function, and goes with sampling="at" alone. Give both or none.'
             )
-        if self.at:
+        if isinstance(self.at, tuple) and self.at:
             if self.num_clips not in (1, len(self.at)):
                 raise ConfigError(
                     f"VideoClips was given num_clips={self.num_clips} and {len(self.at)} starts in at=. Each start "
@@ -290,7 +302,7 @@ def choose_frames(spec: VideoClips, times: Float64Array, end: float, seed: int =
     if spec.clip_duration_seconds is None:
         frames = _by_stride(spec, times, end, seed)
         return frames, times[frames[:, 0]]
-    starts = choose_starts(spec, float(times[0]), end, seed)
+    starts = choose_starts(spec, float(times[0]), end, seed, len(times))
     stop = float(starts.max()) + spec.clip_duration_seconds
     if spec.short == "error" and stop > end + 1e-6:
         raise DecodeError(
@@ -301,7 +313,7 @@ def choose_frames(spec: VideoClips, times: Float64Array, end: float, seed: int =
     return frames_shown_at(starts[:, None] + offsets, times), starts
 
 
-def choose_starts(spec: VideoClips, first: float, end: float, seed: int = 0) -> Float64Array:
+def choose_starts(spec: VideoClips, first: float, end: float, seed: int = 0, frames: int = 0) -> Float64Array:
     """Returns where each clip starts, in seconds.
 
     Args:
@@ -309,21 +321,44 @@ def choose_starts(spec: VideoClips, first: float, end: float, seed: int = 0) -> 
         first: Presentation time of the start of the stream, in seconds.
         end: Presentation time of its end.
         seed: Determines random starts.
+        frames: Number of frames of the video; 0 without one.
 
     Returns:
         float64[num_clips].
 
     Raises:
-        DecodeError: A start of `spec.at` is outside the stream.
+        DecodeError: A start of `spec.at` is outside the stream, or its function failed.
     """
     if spec.sampling == "at":
-        starts = np.array(spec.at, np.float64)
+        starts = _given_starts(spec, first, end, seed, frames)
         _check_inside(starts, first, end)
         return starts
     span = max(0.0, end - first - (spec.clip_duration_seconds or spec.audio_seconds))
     if spec.sampling == "uniform":
         return np.linspace(first, first + span, spec.num_clips)
     return first + span * np.sort(uniform(0, spec.num_clips, _CLIP_DRAWS, seed))
+
+
+def _given_starts(spec: VideoClips, first: float, end: float, seed: int, frames: int) -> Float64Array:
+    """Returns the presentation times in `spec.at`, or those that its function returns: float64[num_clips].
+
+    Raises:
+        DecodeError: The function failed, or returned something else.
+    """
+    if isinstance(spec.at, tuple):
+        return np.array(spec.at, np.float64)
+    name = getattr(spec.at, "__qualname__", repr(spec.at))
+    try:
+        chosen = spec.at(end - first, frames, np.random.default_rng([_CLIP_DRAWS, seed]))
+        starts = first + np.array(chosen, np.float64)
+    except Exception as error:
+        raise DecodeError(f"{name} of VideoClips(at=...) raised {type(error).__name__}: {error}") from error
+    if starts.shape != (spec.num_clips,) or not np.isfinite(starts).all():
+        raise DecodeError(
+            f"{name} of VideoClips(at=...) returned {chosen!r}. It returns num_clips={spec.num_clips} finite numbers: "
+            "seconds from the start of the video"
+        )
+    return starts
 
 
 def frames_shown_at(seconds: Float64Array, times: Float64Array) -> Int64Array:
@@ -345,7 +380,7 @@ def _by_stride(spec: VideoClips, times: Float64Array, end: float, seed: int) -> 
     reach = (spec.frames_per_clip - 1) * stride
     span = max(0, len(times) - 1 - reach)
     if spec.sampling == "at":
-        seconds = np.array(spec.at, np.float64)
+        seconds = _given_starts(spec, float(times[0]), end, seed, len(times))
         _check_inside(seconds, float(times[0]), end)
         starts = frames_shown_at(seconds, times)
     elif spec.sampling == "uniform":

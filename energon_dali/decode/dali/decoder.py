@@ -225,6 +225,11 @@ class DaliDecoder(MediaDecoder):
         """Returns the options as plain values."""
         return {**super().config(), "feed": self.feed, **asdict(self.engine_options)}
 
+    def takes_sparse(self, name: str) -> bool:
+        # A GPU decodes files, so they are read whole where it may decode clips.
+        uses_gpu = self.video_decode_device != "cpu" and sees_gpu() and self.placement == "rank"
+        return super().takes_sparse(name) and not (uses_gpu and isinstance(self.av_decode, VideoClips))
+
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"
         if self.spec.front_end is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
@@ -61,6 +62,7 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal:
     if handle.pixel_format not in formats or (kind == "gpu" and not _suits_gpu(handle, ordinal)):
         return False
     if handle.uniform_frames is None:
+        assert not isinstance(handle.data, SparseMedia), "of a sparse file, packets_are_frames is False"
         shape = (handle.width, handle.height, handle.pixel_format)
         handle.uniform_frames = has_uniform_frames(handle.data, handle.codec, shape)
     if not handle.uniform_frames:
