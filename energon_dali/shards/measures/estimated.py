@@ -43,7 +43,8 @@ class EstimatedValues:
     """Values of samples as the sizes of their parts suggest them; a `SampleValues` for balancing alone.
 
     Text counts by its bytes. Images count by their pixels where `prepare` noted these, videos by pixels and seconds
-    where `prepare-media` described them in a local dataset, and other media by their bytes. What is known of a shard is kept, in 32 bytes per sample. Picklable.
+    where `prepare-media` described them in a local dataset, and other media by their bytes. What is known of a shard is
+    kept, in 32 bytes per sample. Picklable.
 
     Args:
         data: The dataset.
