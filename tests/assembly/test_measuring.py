@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -235,14 +236,21 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.sweep  # a cluster takes as long as hundreds of other tests
 @pytest.mark.timeout(300)
-def test_ray_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setattr(measuring, "CHUNK", 3)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     root = dataset(tmp_path / "data")
     measure(root, encoders.Picky())
     alone = files(root)
-    measure(root, encoders.Picky(), again=True, ray_address="local")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.assembly.measure_on_ray", str(root)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
     assert files(root) == alone
 
 
