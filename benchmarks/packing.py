@@ -39,8 +39,23 @@ def _pair(buffer: int, workers: int, save_every: int) -> tuple[Candidate, Candid
     )
 
 
+def _planned(buffer: int, workers: int, save_every: int) -> Candidate:
+    """Returns packs that are planned from measured lengths."""
+    return Candidate(
+        name=_name("energon_dali", workers, save_every, packer=" PlannedPacks"),
+        program="packing",
+        options={
+            "library": OURS,
+            "buffer": buffer,
+            "workers": workers,
+            "save_every": save_every,
+            "packer": "planned",
+        },
+    )
+
+
 def _own(buffer: int, workers: int, save_every: int) -> tuple[Candidate, ...]:
-    """Returns SequencePacker, and the same function packing in the rank's process."""
+    """Returns SequencePacker, packs that are planned, and the same function packing in the rank's process."""
     options: dict[str, Plain] = {"library": OURS, "buffer": buffer, "workers": workers, "save_every": save_every}
     return (
         Candidate(
@@ -48,6 +63,7 @@ def _own(buffer: int, workers: int, save_every: int) -> tuple[Candidate, ...]:
             program="packing",
             options={**options, "packer": "sequence"},
         ),
+        _planned(buffer, workers, save_every),
         Candidate(
             name=_name("energon_dali", workers, save_every, decoder=" DALI"),
             program="packing",
@@ -84,6 +100,7 @@ def _throughput(buffer: int, rounds: int) -> Workload:
 
 def _saving() -> Workload:
     pairs = [_pair(LARGE, 2, save_every) for save_every in (1, 10, 100)]
+    planned = _planned(LARGE, 2, 10)
     return Workload(
         name="packing-saving",
         title=f"Saving a state, buffer of {LARGE:,} samples in each of 2 workers",
@@ -93,11 +110,11 @@ def _saving() -> Workload:
         recipe=TEXTS,
         samples=1500,
         repetitions=3,
-        candidates=tuple(one for pair in pairs for one in pair),
+        candidates=(*(one for pair in pairs for one in pair), planned),
         bars=tuple(
             Bar(of=ours.name, to=energon.name, at_most=1.0, metric=metric)
             for metric in ("saving_milliseconds", "state_bytes", "restored_pack_seconds")
-            for ours, energon in pairs
+            for ours, energon in (*pairs, (planned, pairs[1][1]))
         ),
     )
 

@@ -19,6 +19,7 @@ _import_name, __dir__, __all__ = attach(
     __name__,
     {
         "assembly.datasets": "get_train_dataset get_val_dataset get_val_datasets",
+        "assembly.measuring": "MeasureResult measure_datasets",
         "av": "AVData AVDecoder AVLimits AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
         "cache": (
             "CachePool DecodeFileStore DirectLazy FileCacheLazy FileStore FileStoreCachePool FileStoreDecoder "

@@ -5,6 +5,10 @@ from energon_dali.assembly.datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from energon_dali.assembly.measuring import (
+    MeasureResult as MeasureResult,
+    measure_datasets as measure_datasets,
+)
 from energon_dali.av import (
     AVData as AVData,
     AVDecoder as AVDecoder,

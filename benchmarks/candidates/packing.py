@@ -1,8 +1,9 @@
 """Packs per second of text samples, with energon_dali or megatron-energon, by the same task encoder.
 
-Options: library ("energon_dali" or "megatron.energon"), packer (a name of PACKERS, or "sequence" for energon_dali's
-SequencePacker), buffer, workers, save_every (batches between saved states; 0 saves none), decoder ("dali" for
-energon_dali's DaliDecoder, with which the rank packs; otherwise the workers do).
+Options: library ("energon_dali" or "megatron.energon"), packer (a name of PACKERS; for energon_dali "sequence", its
+SequencePacker, or "planned", its PlannedPacks, by lengths that were measured before), buffer (or window of the plan),
+workers, save_every (batches between saved states; 0 saves none), decoder ("dali" for energon_dali's DaliDecoder, with
+which the rank packs; otherwise the workers do).
 Timing begins after the first buffer of each worker and ends after `samples` samples for each, or after `seconds`.
 """
 
@@ -24,6 +25,8 @@ from benchmarks.candidates.task import Task
 
 PACK_LENGTH = 4096
 """Tokens of a pack; a token is a byte of the text."""
+PACKS_PER_STEP = 32
+"""Packs of a step, where steps are planned."""
 
 
 def greedy_knapsack(samples: list[Any]) -> list[list[Any]]:
@@ -77,6 +80,8 @@ def measure(task: Task) -> dict[str, float]:
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     torch.set_num_threads(1)
     save_every, buffers = int(task.options["save_every"]), max(1, int(task.options["workers"]))
+    if task.options["packer"] == "planned":  # once, before training
+        open_loader(task).close()
     loader = open_loader(task)
     began = time.perf_counter()
     batches = iter(loader)
@@ -137,29 +142,40 @@ def open_loader(task: Task) -> Any:
     """Returns the savable loader; each batch is one pack."""
     options = task.options
     library = importlib.import_module(options["library"])
+    encoder = task_encoder(library, options)
+    how: dict[str, Any] = {"packing_buffer_size": int(options["buffer"])}
+    if options["packer"] == "planned":
+        packs = library.PlannedPacks(PACK_LENGTH, window=int(options["buffer"]), real_length=length)
+        how = {"global_batch_size": PACKS_PER_STEP, "packs": packs}
+        measure_once(task, encoder)
     dataset = library.get_train_dataset(
         task.dataset,
         worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=int(options["workers"])),
         batch_size=1,
-        packing_buffer_size=int(options["buffer"]),
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
-        task_encoder=task_encoder(library, options),
+        task_encoder=encoder,
+        **how,
     )
     return library.get_savable_loader(dataset)
+
+
+def measure_once(task: Task, encoder: Any) -> None:
+    """Measures the dataset, unless it was measured before."""
+    from energon_dali.assembly.measuring import measure_datasets
+
+    for _ in measure_datasets(str(task.dataset), encoder, num_workers=1):
+        pass
 
 
 def task_encoder(library: Any, options: dict[str, Any]) -> Any:
     """Returns a task encoder that packs texts into rows of PACK_LENGTH tokens."""
     name = options["packer"]
-    pack = library.SequencePacker(PACK_LENGTH, length=length) if name == "sequence" else PACKERS[name]
+    pack: Any = library.SequencePacker(PACK_LENGTH, length=length) if name == "sequence" else PACKERS.get(name)
 
     class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
         if options.get("decoder") == "dali":
             decoder = library.DaliDecoder(image_decode_device="cpu", video_decode_device="cpu")
-
-        def select_samples_to_pack(self, samples: list[Any]) -> Any:
-            return pack(samples)
 
         @library.stateless  # type: ignore[untyped-decorator]
         def pack_selected_samples(self, samples: list[Any]) -> Any:
@@ -187,4 +203,12 @@ def task_encoder(library: Any, options: dict[str, Any]) -> Any:
         def encode_batch(self, batch: Any) -> Any:
             return batch
 
-    return Encoder()
+    class Selecting(Encoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> Any:
+            return pack(samples)
+
+    class Measuring(Encoder):
+        def measure_sample(self, sample: Any) -> dict[str, int]:
+            return {"text_tokens": length(sample)}
+
+    return Measuring() if name == "planned" else Selecting()

@@ -2,7 +2,8 @@
 
 Batches hold keys alone, so that reading and decoding are measured, and not the way of the bytes to the trainer.
 Options: library, window (0 for none), lanes (`parallel_shard_iters`, 0 for the default), workers, decoder ("sample", or
-"dali" for energon_dali's DaliDecoder on the CPU), local (reads the same files from the disk).
+"dali" for energon_dali's DaliDecoder on the CPU), local (reads the same files from the disk), packs (of energon_dali:
+about so many samples in each, planned in windows of `window` from lengths that are drawn; nothing is measured).
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.candidates.remote_meter import CHECKED_BATCHES, Row, measure_rows, part_of
 from benchmarks.candidates.scale import cook
 from benchmarks.candidates.task import Task
+
+MEAN_LENGTH = 100
 
 
 def measure(task: Task) -> dict[str, float]:
@@ -44,16 +48,43 @@ def open_loader(task: Task, encoder: Any, path: str = "") -> Any:
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     window = int(task.options.get("window", 0))
     lanes = int(task.options.get("lanes", 0))
+    packs = int(task.options.get("packs", 0))
+    how: dict[str, Any] = {"batch_size": task.batch_size}
+    if packs:
+        draw_lengths()
+        size = max(1, task.batch_size // packs)  # about as many samples as a batch has
+        planned = library.PlannedPacks(packs * MEAN_LENGTH, window=window, real_length=None)
+        how = {"batch_size": size, "global_batch_size": 8 * size, "packs": planned}
     dataset = library.get_train_dataset(
         dataset_url(task, path),
         worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=int(task.options.get("workers", 2))),
-        batch_size=task.batch_size,
+        **how,
         shuffle_buffer_size=window if window > 1 else None,
         max_samples_per_sequence=None,
         task_encoder=encoder,
         **({"parallel_shard_iters": lanes} if lanes else {}),
     )
     return library.get_savable_loader(dataset)
+
+
+def draw_lengths() -> None:
+    """Lets every dataset have lengths of 1 to 2 x MEAN_LENGTH - 1, drawn by the numbers of its samples."""
+    from energon_dali.assembly import measured_plan
+
+    setattr(measured_plan, "open_measures", lambda source, *_, **__: DrawnLengths(source.num_samples))  # noqa: B010
+
+
+@dataclass(frozen=True)
+class DrawnLengths:
+    """Lengths in place of measures."""
+
+    num_samples: int
+    identity: str = "drawn"
+    names: tuple[str, ...] = ("text_tokens",)
+
+    def take(self, name: str, numbers: Any) -> Any:
+        """Returns lengths."""
+        return 1 + (numbers * 2654435761 >> 8) % (2 * MEAN_LENGTH - 1)
 
 
 def dataset_url(task: Task, path: str = "") -> str:
@@ -89,7 +120,12 @@ def task_encoder(task: Task) -> Any:
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return {"__key__": samples[0]["__key__"], "samples": samples}
+
         def batch(self, samples: list[Any]) -> list[Row]:
+            if "samples" in samples[0]:
+                samples = [sample for pack in samples for sample in pack["samples"]]
             self.batches = getattr(self, "batches", 0) + 1
             # megatron-energon puts the path of the shard before the key.
             keys = [sample["__key__"].rpartition("/")[2] for sample in samples]

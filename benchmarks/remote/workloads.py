@@ -176,9 +176,32 @@ OPENING = Workload(
     repetitions=3,
 )
 
+
+def _packed() -> Candidate:
+    """Returns our loader with packs of about 8 samples, planned in windows of 10,000."""
+    one = ours(10_000)
+    return replace(one, name=f"{one.name}, planned packs", options={**one.options, "packs": 8}, series="planned packs")
+
+
+PACKED = Workload(
+    name="packs-20ms",
+    title="JPEGs of 100 KB, not decoded, in planned packs, 20 ms per request",
+    metric="samples_per_second",
+    unit="samples/s",
+    recipe=JPEG,
+    output="jpeg",
+    storage={"latency_seconds": 0.02},
+    candidates=(ours(10_000), _packed()),
+    bars=(Bar(of=_packed().name, to=_ours(10_000), at_least=0.9),),
+    seconds=1.5,
+    samples=200_000,
+    repetitions=5,
+)
+
 _FEW = (ours(0), ours(1000), ours(100_000), energon(1000), *BOUNDS)
 
 WORKLOADS = (
+    PACKED,
     _workload(
         "jpeg-20ms",
         "JPEGs of 100 KB, not decoded",

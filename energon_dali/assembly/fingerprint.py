@@ -2,11 +2,13 @@
 
 It becomes a mapping from readable names to short texts, so that a difference can be named. Sources count without blank
 lines and comment lines. From a hook, its methods, functions, attributes and globals are found by the names in its code:
-what no hook that runs refers to does not matter.
+what no hook that runs refers to does not matter. Attributes that hooks assign, and cached properties, change when hooks
+run: of these, only the code that makes them counts.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -42,6 +44,8 @@ _DIGEST = "blake2b:"
 _MAX_DEPTH = 8
 _OF_PIXELS = frozenset({"values", "filter", "resampling", "dtype", "convert_rgb"})
 """Fields of front ends that change pixels, and no layout."""
+_OF_FILES = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
+"""Entries of configurations that say where they come from."""
 _PACKAGE = "energon_dali"
 _NOT_USERS = tuple(
     os.path.realpath(path) + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
@@ -70,7 +74,7 @@ def fingerprint_of(load: SampleLoader, encoder: AnyEncoder, reference: SourceRef
     for name, value in layout_options(encoder.decoder).items():
         parts[f"front end, {name}"] = _short(json.dumps(value, sort_keys=True, default=str))
     if isinstance(load, FactoryLoader):
-        parts["sample factory"] = _short(reached.text(load.factory))
+        reached.visit_class(type(load.factory))
     elif load.sample_loader is not None:
         reached.visit(load.sample_loader)
     elif load.fields is not None:
@@ -87,6 +91,7 @@ def fingerprint_of(load: SampleLoader, encoder: AnyEncoder, reference: SourceRef
     for hook in ("preencode_sample", "measure_sample"):
         if overridden(encoder, hook):
             reached.visit(getattr(encoder, hook))
+    reached.finish()
     if "__subflavors__" in reached.names:
         parts["subflavors"] = _short(reached.text(dict(load.subflavors)))
     return {**parts, **dict(sorted(reached.parts.items()))}
@@ -141,6 +146,10 @@ class _Reached:
     def __init__(self, encoder: AnyEncoder) -> None:
         self._encoder = encoder
         self._seen: set[int] = set()
+        self._assigned: set[str] = set()
+        """Attributes of the encoder that its hooks assign."""
+        self._waiting: list[tuple[str, Any]] = []
+        """(name, value) of attributes that are looked at when all code has been."""
         self._inside: set[int] = set()
         self._kept: list[Any] = []
         """What `_seen` names by its id, which must not be given to another object."""
@@ -160,9 +169,26 @@ class _Reached:
                 continue
             self._seen.add(id(one))
             self._kept.append(one)
-            self._add(f"source of {one.__qualname__}", _digest(source_of(one)))
+            source = source_of(one)
+            self._add(f"source of {one.__qualname__}", _digest(source))
+            self._assigned.update(_assigned_in(source))
             self._follow(one)
         self._encoder = outer
+
+    def visit_class(self, kind: type[Any]) -> None:
+        """Adds the sources of a class and its base classes."""
+        for base in kind.__mro__:
+            if _is_users(base):
+                self._add(f"source of {base.__qualname__}", _digest(source_of(base)))
+
+    def finish(self) -> None:
+        """Adds the values of the attributes that were found."""
+        while self._waiting:
+            name, value = self._waiting.pop(0)
+            if name not in self._assigned:
+                self._add(f"attribute {name}", _short(self.text(value)))
+        for name in self._assigned:  # found later, by the code of a value
+            self.parts.pop(f"attribute {name}", None)
 
     def _add(self, name: str, text: str) -> None:
         known = self.parts.get(name)  # two functions or globals of one name in two modules
@@ -173,9 +199,10 @@ class _Reached:
         self.names.update(names)
         modules: list[dict[str, Any]] = [function.__globals__]
         for name in names:
-            found = self._of_encoder(name)
+            found = self._of_encoder(name, everywhere="super" in names)
             if found is not None:
-                self._take(f"attribute {name}", found[0])
+                for value in found:
+                    self._take(name, value, is_attribute=True)
                 continue
             for variables in modules:
                 if name in variables:
@@ -184,7 +211,7 @@ class _Reached:
                         if not _is_ours(value.__name__) and _is_users_file(getattr(value, "__file__", None)):
                             modules.append(vars(value))
                     else:
-                        self._take(f"global {name}", value)
+                        self._take(name, value)
                     break
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
@@ -192,35 +219,42 @@ class _Reached:
             except ValueError:  # not set yet
                 continue
             if value is not self._encoder and name != "__class__":
-                self._take(f"variable {name}", value)
+                self._take(name, value)
 
-    def _of_encoder(self, name: str) -> tuple[Any] | None:
-        """Returns an attribute of the encoder that the user gave it."""
+    def _of_encoder(self, name: str, *, everywhere: bool) -> list[Any] | None:
+        """Returns the attribute that the user gave the encoder; None if there is none.
+
+        Args:
+            name: Of the attribute.
+            everywhere: Return those of all base classes, which `super` may lead to.
+        """
         if name in ("decoder", "cookers", "measure_version"):
             return None
-        if name in vars(self._encoder):
-            return (vars(self._encoder)[name],)
-        for kind in type(self._encoder).__mro__:
-            if name in vars(kind):
-                return (vars(kind)[name],) if _is_users(kind) else None
-        return None
+        kinds = [kind for kind in type(self._encoder).__mro__ if name in vars(kind)]
+        found = [vars(kind)[name] for kind in kinds if _is_users(kind)]
+        if name in vars(self._encoder) and not any(isinstance(one, functools.cached_property) for one in found):
+            return [vars(self._encoder)[name]]
+        if not found or not _is_users(kinds[0]):
+            return None
+        return found if everywhere else found[:1]
 
-    def _take(self, label: str, value: Any) -> None:
+    def _take(self, name: str, value: Any, *, is_attribute: bool = False) -> None:
+        """Adds what a name refers to: a function by its code, anything else by its value."""
         if isinstance(value, property):
             value = value.fget
         if isinstance(value, functools.cached_property):
             value = value.func
-        if isinstance(value, (staticmethod, classmethod, FunctionType, MethodType, functools.partial)):
+        if isinstance(value, (staticmethod, classmethod, FunctionType, MethodType)):
             self.visit(value)
-            if not isinstance(value, functools.partial):
-                return
-        if isinstance(value, type):
+        elif isinstance(value, type):
             if _is_users(value):
                 self._add(f"source of {value.__qualname__}", _digest(source_of(value)))
-            return
-        if callable(value) and not _has_state(value):  # functions of libraries
-            return
-        self._add(label, _short(self.text(value)))
+        elif callable(value) and not _has_state(value):
+            pass  # a function of a library
+        elif is_attribute:
+            self._waiting.append((name, value))
+        else:
+            self._add(f"variable {name}", _short(self.text(value)))
 
     def text(self, value: Any, depth: int = 0) -> str:
         """Returns a value as text, the same in every process."""
@@ -268,9 +302,6 @@ class _Reached:
             return (
                 f"{kind.__qualname__} {self.text({one.name: getattr(value, one.name) for one in fields(value)}, depth)}"
             )
-        as_dict = getattr(value, "to_dict", None)
-        if callable(as_dict) and not _is_users(kind):  # configurations and processors of transformers
-            return json.dumps(as_dict(), sort_keys=True, default=lambda one: type(one).__qualname__)
         state = dict(vars(value)) if hasattr(value, "__dict__") else {}
         for slot in getattr(kind, "__slots__", ()):
             if isinstance(slot, str) and hasattr(value, slot):
@@ -336,6 +367,22 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             )
         else:
             return
+
+
+def _assigned_in(source: str) -> Iterator[str]:
+    """Yields the attributes that a method assigns to its first argument."""
+    try:
+        (function,) = ast.parse(source).body
+    except (SyntaxError, ValueError):  # a lambda, or code without its source
+        return
+    if not isinstance(function, ast.FunctionDef) or not function.args.args:
+        return
+    owner = function.args.args[0].arg
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            holder = node.value
+            if isinstance(holder, ast.Name) and holder.id == owner:
+                yield node.attr
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.assembly.fingerprint import describe_difference, fingerprint_of
@@ -169,8 +171,11 @@ def mean_tokens(blend: ResolvedBlend, sources: Sequence[LoadedSource], options: 
 
 
 def encoder_name(encoder: object) -> str:
-    """Returns MODULE:CLASS of a task encoder."""
-    return f"{type(encoder).__module__}:{type(encoder).__qualname__}"
+    """Returns MODULE:CLASS of a task encoder, also for a class of the script that runs."""
+    module = type(encoder).__module__
+    if module in ("__main__", "__mp_main__"):
+        module = Path(getattr(sys.modules.get(module), "__file__", None) or module).stem
+    return f"{module}:{type(encoder).__qualname__}"
 
 
 def _remedy(reference: SourceReference, options: DatasetOptions) -> str:

@@ -6,8 +6,9 @@ import base64
 import hashlib
 import json
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,8 @@ from energon_dali.assembly.measure_job import (
 )
 from energon_dali.assembly.measures import data_of, encoder_name
 from energon_dali.assembly.opened_source import open_source
-from energon_dali.assembly.options import AnyEncoder, DatasetOptions, SourceOptions, check_encoder
+from energon_dali.assembly.options import AnyEncoder, DatasetOptions, SourceOptions, check_encoder, check_path
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DatasetError, StorageError
 from energon_dali.metadataset.document import YAML_SUFFIXES, located
 from energon_dali.metadataset.loader import load_dataset
@@ -52,7 +54,7 @@ from energon_dali.shards.measures.places import (
 )
 from energon_dali.shards.measures.writer import MeasureWriter
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
-from energon_dali.shards.prepare.building import PREFIX, building_folder, owned_folder
+from energon_dali.shards.prepare.building import PREFIX, building_folder, owned_folder, tidy
 from energon_dali.shards.prepare.index_identity import add_layout
 from energon_dali.shards.prepare.journal import Journal
 from energon_dali.shards.prepare.parallel import map_in_order
@@ -64,6 +66,8 @@ from energon_dali.worker_config import WorkerConfig
 
 CHUNK = 1024
 """Samples that a process measures at a time; what an interruption loses."""
+SECONDS_PER_WORKER = 5.0
+"""Work of this length takes less time than starting a process."""
 _BLOCK = 1 << 16
 _SHOWN_REASONS = 3
 
@@ -71,6 +75,7 @@ Progress = Callable[[str, int, int], object]
 """Called with the name of the dataset, the samples that are done, and all of its samples."""
 
 
+@explain_call
 @dataclass(frozen=True)
 class MeasureResult:
     """What became of one dataset."""
@@ -103,8 +108,9 @@ class _Target:
         return fingerprint_digest(self.fingerprint)
 
 
+@explain_call
 def measure_datasets(
-    path: str,
+    path: str | os.PathLike[str],
     encoder: AnyEncoder,
     *,
     num_workers: int = 1,
@@ -115,8 +121,10 @@ def measure_datasets(
     allow_code: bool = False,
     dataset_config: str | None = None,
     split_config: str | None = None,
-) -> Iterator[MeasureResult]:
-    """Measures the dataset at a path, or all datasets of a metadataset, and yields what became of each.
+) -> list[MeasureResult]:
+    """Measures the dataset at a path, or all datasets of a metadataset, and returns what became of each.
+
+    `energon-dali measure` calls it (docs/measures.md).
 
     All samples of a dataset are measured, whatever its splits and subsets. What an interrupted run has measured is kept
     in the user's cache, and the next run continues from there.
@@ -124,10 +132,10 @@ def measure_datasets(
     Args:
         path: A prepared folder, a metadataset or a JSONL file.
         encoder: The task encoder, as in training.
-        num_workers: Number of processes.
+        num_workers: Number of processes. Several are spawned, so a script needs `if __name__ == "__main__":`.
         ray_address: Address of a Ray cluster that measures instead.
         again: Measure what was measured already, too.
-        progress: Shows the progress.
+        progress: Called with the path of a dataset, the samples of it that are done, and all of its samples.
         allow_imports: As in `SourceOptions`.
         allow_code: As in `SourceOptions`.
         dataset_config: As in `SourceOptions`.
@@ -145,8 +153,7 @@ def measure_datasets(
         split_config=split_config,
     )
     run = partial(_measure, num_workers=num_workers, ray_address=ray_address, again=again, progress=progress)
-    for target in _targets(path, check_encoder(encoder), source):
-        yield run(target)
+    return [run(target) for target in _targets(str(check_path(path)), check_encoder(encoder), source)]
 
 
 def _targets(path: str, encoder: AnyEncoder, source: SourceOptions) -> list[_Target]:
@@ -211,7 +218,9 @@ def _measure(
     known = None if again else _known(target)
     journal = _open_journal(target)
     if known is not None and not stale_reason(known.description, data):
-        journal.remove()  # it may be that of a run that was killed right after it had written the file
+        # A run may have been killed right after it had written the file.
+        journal.remove()
+        _tidy(data, known.path)
         return MeasureResult(data.path, known.path, total, known.description.num_measured, total, {}, True)
     layouts = _layouts(data)
     shards = [ShardFacts(*facts) for facts in zip(names, counts, layouts, strict=True)]
@@ -225,7 +234,7 @@ def _measure(
     missing = [chunk for chunk in chunks if journal.load(chunk) is None]
     writable = may_write(data)
     place = own_place(data, target.digest) if writable else users_place(data, target.digest)
-    results = map_in_order(target.job, missing, num_workers, ray_address=ray_address, arrived=journal.add)
+    results = _results(target.job, missing, num_workers, ray_address, journal.add)
     try:
         with _building(data, place, writable) as folder, MeasureWriter(folder) as writer:
             collected = _Collected(writer, data.path, total, progress)
@@ -256,13 +265,30 @@ def _measure(
         journal.close()
         raise
     finally:
-        close = getattr(results, "close", None)
-        if close is not None:
-            close()
+        results.close()
     journal.remove()
     measured = total - sum(collected.reasons.values())
     taken = sum(counts[number] for number in reused)
     return MeasureResult(data.path, place, total, measured, taken, collected.unmeasured, False)
+
+
+def _results(
+    job: MeasureJob,
+    chunks: Sequence[Chunk],
+    num_workers: int,
+    ray_address: str | None,
+    arrived: Callable[[ChunkValues], object],
+) -> Generator[ChunkValues, None, None]:
+    """Yields the measures of chunks, in order. The time that the first takes says how many processes are worth it."""
+    if num_workers > 1 and ray_address is None and chunks:
+        begin = time.monotonic()
+        first = job(chunks[0])
+        arrived(first)
+        seconds = (time.monotonic() - begin) * (len(chunks) - 1)
+        num_workers = min(num_workers, 1 + int(seconds / SECONDS_PER_WORKER))
+        yield first
+        chunks = chunks[1:]
+    yield from map_in_order(job, chunks, num_workers, ray_address=ray_address, arrived=arrived)
 
 
 def _known(target: _Target) -> MeasureFile | None:
@@ -411,11 +437,18 @@ def _building(data: MeasuredData, place: StoragePath, writable: bool) -> Any:
         return building_folder(data.root, None)
     if not place.is_local:
         return owned_folder(None)
-    parent = place.local.parent
-    with writing(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(parent, PREFIX, unlocked=True)
-    return owned_folder(parent)
+    with writing(place.local.parent):
+        place.local.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(data, place)
+    return owned_folder(place.local.parent)
+
+
+def _tidy(data: MeasuredData, place: StoragePath) -> None:
+    """Removes what killed processes left."""
+    if isinstance(data, WebdatasetFolder) and data.root.is_local and may_write(data):
+        tidy(data.root)
+    elif place.is_local:
+        remove_stale(place.local.parent, PREFIX, unlocked=True)
 
 
 def _install(file: os.PathLike[str], place: StoragePath, users: StoragePath) -> StoragePath:

@@ -51,9 +51,8 @@ def measure(
             progress=bar.show,
             **given,
         )
-        for result in results:
-            bar.end()
-            _report(result)
+    for result in results:
+        _report(result)
 
 
 def _report(result: MeasureResult) -> None:
@@ -74,9 +73,13 @@ class _Bar:
     def __init__(self, is_shown: bool) -> None:
         self._is_shown = is_shown
         self._bar: tqdm[Any] | None = None
+        self._path = ""
 
     def show(self, path: str, done: int, total: int) -> None:
+        if path != self._path or (self._bar is not None and done < self._bar.n):
+            self.end()
         if self._bar is None:
+            self._path = path
             name = path.rstrip("/").rpartition("/")[2]
             self._bar = tqdm(
                 total=total, desc=f"Measuring {name}", unit=" samples", disable=not self._is_shown, file=sys.stderr

@@ -235,8 +235,9 @@ class Fetch:
             plan = self._sources[source].plan
             # Streams that share one order of the whole job see a part of its window, and of its lanes.
             sharing = self._plan.num_streams // plan.num_streams
-            self._known[source] = -(-plan.window // sharing), -(-plan.lanes // sharing)
-            reader.expect_order(plan.window, plan.num_samples / max(1, len(plan.slices)))
+            window = plan.window + self._plan.order_window  # packs take samples from all over their window
+            self._known[source] = -(-window // sharing), -(-plan.lanes // sharing)
+            reader.expect_order(window, plan.num_samples / max(1, len(plan.slices)))
         reads = reader.planned_reads(*self._known[source])
         if reads is not None:
             self._reads[source] = reads

@@ -375,6 +375,7 @@ class _FeedbackRows:
         self._feedback: ShareFeedback = context.feedback
         self.num_streams = plan.num_streams
         self.num_samples = plan.num_samples
+        self.order_window = plan.order_window
         self.drew: Callable[[int], None] = self._feedback.drew
         self.drawn = self._feedback.drawn
         self.load_drawn = self._feedback.load_drawn

@@ -147,12 +147,10 @@ def units_of_key(key: Key) -> list[int]:
     Args:
         key: The restore key of the batch.
     """
-    found: list[int] = []
-    for part in key:
-        if isinstance(part, tuple):
-            of_pack = units_of_key(part)
-            found += of_pack or [part[part.index(UNIT_NAME) + 1]]
-    return found
+    samples = [part for part in key if type(part) is tuple]
+    if samples and type(samples[0][-1]) is tuple:  # packs, whose keys have those of their samples
+        samples = [part for pack in samples for part in pack if type(part) is tuple]
+    return [part[part.index(UNIT_NAME) + 1] for part in samples]
 
 
 def find_deviations(plan: GlobalBatchPlan, stream: int, epoch: int, number: int, key: Key) -> tuple[Deviation, ...]:

@@ -78,7 +78,10 @@ class GlobalJob:
         batches, cursor = self._batches, cursor_of(position)
         if not cursor.micro_batch:
             return cursor.unit
-        return cursor.unit + batches.continued(cursor, batches.world_size, batches.workers).step_at(0, 0).size
+        step = batches.find_step(cursor.step)
+        if step is None or step.first_unit != cursor.unit:  # of an epoch after the first, or before the tree begins
+            step = batches.continued(cursor, batches.world_size, batches.workers).step_at(0, 0)
+        return cursor.unit + step.size
 
     def _folded(self, cursor: Cursor) -> Cursor:
         """Returns a cursor without the weights that are over, which are in the log then."""

@@ -128,6 +128,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         position = self._identity.position(state, allow_changed_hooks=allow_changed_hooks)
         if self._job is not None:
             self._go_on_at(self._job.restored(state, position))
+            self._steps.clear()
         elif self._skipped_before:
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._skipped_before])}
         else:

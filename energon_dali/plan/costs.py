@@ -185,6 +185,8 @@ class FittedCost:
 
 TERMS = ("vision squares", "vision patches", "samples with vision", "squares of tokens", "tokens", "samples")
 """What the times of `fit_cost` are a sum of."""
+TERM_COLUMNS = ("tokens", "vision_patches", "vision_squares")
+"""The measures from which the terms follow."""
 _SAMPLES = TERMS.index("samples")
 
 
@@ -202,7 +204,7 @@ def terms_of(values: Mapping[str, Int64Array]) -> Int64Array:
     """Returns what `fit_cost` needs of each sample: sum it over the samples of a rank.
 
     Args:
-        values: int64[n] by column: tokens, vision_patches and vision_squares.
+        values: int64[n] for each of `TERM_COLUMNS`.
 
     Returns:
         int64[n, 6], in the order of `TERMS`.

@@ -16,6 +16,7 @@ import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.balance import Balance, deal_balanced, sum_by_slot
+from energon_dali.plan.costs import TERM_COLUMNS, terms_of
 from energon_dali.plan.global_step import BEGINNING, Cursor, Items, MicroBatch, Step, Uneven, deal, part_of, step_size
 from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
@@ -26,6 +27,8 @@ GLOBAL_LANES = 256
 """Interleave lanes of a job with global batches, where `parallel_shard_iters` is not given."""
 _KEPT_STEPS = 4
 """Steps whose dealing is kept, at least."""
+_KEPT_MICRO_BATCHES = 256
+"""Micro-batches that are kept: their rows are asked for first, then their places, and what they are made of."""
 _KEPT_UNITS = 4096
 """Units of a rank up to which that of more steps is kept: their places are asked for after their rows."""
 _PLANNED_UNITS = 2048
@@ -518,7 +521,7 @@ class GlobalBatchPlan(Plan):
         found = kept.get(step.first_unit)
         if found is None:
             assert self.balance is not None
-            slots = deal_balanced(self.costs(items), self._counts(step), self._homes(items), self.balance)
+            slots = self._slots_by(self.balance, items, self._counts(step), self.costs(items))
             found = keep(kept, step.first_unit, slots, _KEPT_STEPS)
         return found  # type: ignore[no-any-return]
 
@@ -542,17 +545,42 @@ class GlobalBatchPlan(Plan):
             micro_batches]: the items of each micro-batch).
         """
         items = self._items_of(step)
-        costs, counts, homes = self.costs(items), self._counts(step), self._homes(items)
+        costs, counts = self.costs(items), self._counts(step)
         found = []
         for policy in policies:
-            if policy is None:
-                slots = np.empty(len(items), np.int64)
-                order = np.argsort(deal(homes, counts.sum(1)), kind="stable")
-                slots[order] = np.repeat(np.arange(counts.size), counts.ravel())
-            else:
-                slots = deal_balanced(costs, counts, homes, policy)
+            slots = self._slots_by(policy, items, counts, costs)
             found.append(sum_by_slot(costs, slots, (self.world_size, step.micro_batches)))
         return found, costs, counts
+
+    def _slots_by(self, policy: Balance | None, items: Items, counts: Int64Array, costs: Int64Array) -> Int64Array:
+        """Returns int64[items]: the slot of each item if it is dealt by a policy; None is that without balance."""
+        homes = self._homes(items)
+        if policy is not None:
+            return deal_balanced(costs, counts, homes, policy)
+        slots = np.empty(len(items), np.int64)
+        order = np.argsort(deal(homes, counts.sum(1)), kind="stable")
+        slots[order] = np.repeat(np.arange(counts.size), counts.ravel())
+        return slots
+
+    def sums_by_slot(self, step: Step) -> tuple[Int64Array, Int64Array | None]:
+        """Returns what the micro-batches of a step hold, and what that costs.
+
+        Args:
+            step: A step of a plan with measures.
+
+        Returns:
+            (int64[ranks, micro_batches, 6]: the terms of `fit_cost`, int64[ranks, micro_batches, 2]: the cost by the
+            balance; None without one).
+        """
+        assert self.measured is not None
+        items, shape = self._items_of(step), (self.world_size, step.micro_batches)
+        values = {name: np.maximum(self.measured.of(name, items.rows), 0) for name in TERM_COLUMNS}
+        terms = items.sums(terms_of(values))
+        if self.balance is None:
+            slots = self._slots_by(None, items, self._counts(step), terms)
+            return sum_by_slot(terms, slots, shape), None
+        slots = self._slots(step, items)
+        return sum_by_slot(terms, slots, shape), sum_by_slot(self.costs(items), slots, shape)
 
     def costs(self, items: Items) -> Int64Array:
         """Returns int64[items, 2]: what each item costs the vision encoder and the language model.
@@ -585,8 +613,14 @@ class GlobalBatchPlan(Plan):
             epoch: Epoch, counted from the one that holds the start.
             number: Its number in the epoch of the stream.
         """
-        step, of_step = self.place_of(stream, epoch, number)
-        return self.micro_batch_of_step(step, stream % self.world_size, of_step)
+        kept = self._kept("micro-batches")
+        key = stream, epoch, number
+        found = kept.get(key)
+        if found is None:
+            step, of_step = self.place_of(stream, epoch, number)
+            found = self.micro_batch_of_step(step, stream % self.world_size, of_step)
+            keep(kept, key, found, _KEPT_MICRO_BATCHES)
+        return found
 
     def micro_batch_of_step(self, step: Step, rank: int, number: int) -> MicroBatch:
         """Returns a micro-batch of a rank, by its number in a step."""
@@ -688,7 +722,7 @@ class GlobalBatchPlan(Plan):
                 continue
             whole = self.micro_batch(stream, epoch, number)
             part = slice(place, place + stop - start)
-            cut = replace(whole, items=Items(whole.units[part], whole.rows.take(part)))
+            cut = MicroBatch(whole.step, whole.number, Items(whole.units[part], whole.rows.take(part)))
             found.append(((number, place), cut))
             start += len(cut.units)
             number, place = number + 1, 0

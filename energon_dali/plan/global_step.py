@@ -91,6 +91,8 @@ class Items:
     """Their rows."""
     bounds: Int64Array | None = None
     """int64[packs + 1]: pack p has units[bounds[p] : bounds[p + 1]]; None if each unit is an item."""
+    lengths: Int64Array | None = None
+    """int64[n]: measured lengths of the units of packs; None without packs."""
 
     def __len__(self) -> int:
         return len(self.units) if self.bounds is None else len(self.bounds) - 1
@@ -107,7 +109,8 @@ class Items:
         starts, sizes = self.bounds[order], self.bounds[order + 1] - self.bounds[order]
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], sizes)
-        return Items(self.units[places], self.rows.take(places), bounds)
+        lengths = None if self.lengths is None else self.lengths[places]
+        return Items(self.units[places], self.rows.take(places), bounds, lengths)
 
     def cut(self, first: int, stop: int) -> Items:
         """Returns the items first ... stop - 1."""
@@ -115,7 +118,9 @@ class Items:
             part = slice(first, stop)
             return Items(self.units[part], self.rows.take(part))
         part = slice(int(self.bounds[first]), int(self.bounds[stop]))
-        return Items(self.units[part], self.rows.take(part), self.bounds[first : stop + 1] - self.bounds[first])
+        lengths = None if self.lengths is None else self.lengths[part]
+        bounds = self.bounds[first : stop + 1] - self.bounds[first]
+        return Items(self.units[part], self.rows.take(part), bounds, lengths)
 
     def sums(self, values: Int64Array) -> Int64Array:
         """Returns int64[items, ...]: the sums of values of the units of each item.

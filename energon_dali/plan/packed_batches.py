@@ -43,6 +43,10 @@ class PackedBatchPlan(GlobalBatchPlan):
             raise ConfigError("PackedBatchPlan was given no measures of the samples, whose lengths decide the packs.")
 
     @property
+    def order_window(self) -> int:  # type: ignore[override]
+        return self.rule.window
+
+    @property
     def options(self) -> dict[str, Any]:
         assert self.measured is not None
         measures = [values.identity for values in self.measured.values]
@@ -164,10 +168,10 @@ class PackedBatchPlan(GlobalBatchPlan):
             return replace(
                 self, start=Cursor(weights=self.start.weights, weights_over=self.start.weights_over)
             ).step_of(unit)
-        epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
         kept = self._kept("step_of")
         first, stop, found = kept.get("", (0, 0, 0))
         if not first <= unit < stop:
+            epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
             found = self._packs(epoch).packs_before(unit) // self.step_size
             step = self._step_of_epoch(epoch, found)
             found = step.number

@@ -117,6 +117,8 @@ class Window:
     """Its rows, in the order of its packs; those that are in no pack are the last."""
     bounds: Int64Array
     """int64[packs + 1]: pack p has the units start + bounds[p] ... start + bounds[p + 1] - 1."""
+    lengths: Int64Array
+    """int64[n]: the measured length of each row."""
 
     @property
     def num_packs(self) -> int:
@@ -231,14 +233,15 @@ class PackedUnits(Plan):
             base: Where weights change over steps, from where its draws are counted.
         """
         rows = self._samples_of(base).rows(start, stop)
-        lengths = self.rule.lengths(self.measured.of(self.rule.length, rows))
+        measured = self.measured.of(self.rule.length, rows)
+        lengths = self.rule.lengths(measured)
         packed = np.flatnonzero(lengths >= 0)
         bins, count = best_fit(lengths[packed], self.rule.max_length, self.rule.max_samples)
         # Best fit begins with the longest samples, and the order of steps must not follow from lengths.
         places = permutation(count, PACKS, self.seed, start)[bins]
         order = np.concatenate([packed[stable_order(places)], np.flatnonzero(lengths < 0)])
         bounds = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=count))])
-        return Window(start, rows.take(order), bounds)
+        return Window(start, rows.take(order), bounds, measured[order])
 
     def _samples_of(self, base: Base | None) -> Plan:
         if base is None:
@@ -425,7 +428,7 @@ class EpochPacks:
     def items(self, first: int, stop: int) -> Items:
         """Returns the packs first ... stop - 1."""
         parts: list[Rows] = []
-        units, sizes = [], []
+        units, sizes, lengths = [], [], []
         while first < stop:
             number = self._window_of_pack(first)
             assert number is not None, "the caller counts the packs"
@@ -436,10 +439,11 @@ class EpochPacks:
             parts.append(window.rows.take(slice(begin, end)))
             units.append(np.arange(window.start + begin, window.start + end))
             sizes.append(np.diff(window.bounds[low : high + 1]))
+            lengths.append(window.lengths[begin:end])
             first += high - low
         empty = [np.zeros(0, np.int64)]
         bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes or empty))])
-        return Items(np.concatenate(units or empty), Rows.joined(parts), bounds)
+        return Items(np.concatenate(units or empty), Rows.joined(parts), bounds, np.concatenate(lengths or empty))
 
     def _within(self, pack: int, number: int) -> int:
         return pack - self._packs[number] + (0 if number else self._passed)

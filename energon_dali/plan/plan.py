@@ -89,6 +89,10 @@ class RowSource(Protocol):
     def num_samples(self) -> int:
         """Number of samples of all sources."""
 
+    @property
+    def order_window(self) -> int:
+        """Within how many of its rows the plan changes the order of its sources; 0 if it keeps that."""
+
     def rows(self, start: int, stop: int, stream: int) -> Rows:
         """Returns the rows at positions start ... stop - 1 of a stream."""
 
@@ -142,6 +146,8 @@ class Plan(ABC):
 
     rates: tuple[int, int, int] = (1, 0, 1)
     """(whole passes over the samples per epoch, numerator and denominator of the part of a further pass)."""
+    order_window: int = 0
+    """Within how many of its rows the plan changes the order of its sources."""
     is_consecutive = True
     """Whether epochs are consecutive parts of the passes, so that positions are those of the passes."""
 

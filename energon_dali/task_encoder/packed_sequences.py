@@ -26,16 +26,14 @@ class PackedSequences:
     """int64[1, T], from 0 in each sample. With multimodal positions of R rows, int64[1 + R, 1, T]: those from 0 first,
     from which transformers finds where a sample ends."""
     cu_seqlens: torch.Tensor
-    """int32[m + 1]: where each sample begins, and the end. Padding is a segment of its own, the last."""
+    """int32[m + 1]: where each sample begins, and the end. Padding of the row is a segment of its own, the last.
+    That of samples to a multiple belongs to them, as in Transformer Engine's `cu_seqlens_padded`."""
     max_seqlen: int
     """Tokens of the longest segment."""
     num_samples: int
-    """Samples in the pack; one less than the segments if there is padding."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each sample."""
-        return self.cu_seqlens.diff().tolist()[: self.num_samples]
+    """Samples in the pack; one less than the segments if the row is padded."""
+    lengths: list[int]
+    """Tokens of each sample, without padding."""
 
     def for_model(self) -> dict[str, Any]:
         """Returns the fields, position_ids, and the boundaries under transformers' names (FlashAttentionKwargs).
@@ -64,6 +62,7 @@ def pack_sequences(
     fields: Sequence[str] = ("input_ids", LABELS),
     position_ids: Callable[[Any], torch.Tensor] | None = None,
     row_length: int | None = None,
+    multiple: int = 1,
     padding: Mapping[str, int] | None = None,
 ) -> PackedSequences:
     """Returns the samples of a pack as one row. Call it in `pack_selected_samples`.
@@ -76,20 +75,25 @@ def pack_sequences(
         position_ids: Returns the positions of a sample's tokens: int64[n], or int64[R, n] for multimodal rotary
             positions. By default 0, 1, 2, ...
         row_length: Tokens of the row, which is padded to it; None is the sum of the samples.
+        multiple: Each sample is padded to a multiple of this, so that context-parallel ranks can cut it
+            (`padding_multiple`). Plan packs with the same `PlannedPacks(multiple=...)`.
         padding: Value of each field in the padding; by default -100 for labels and 0 for others.
 
     Raises:
-        ConfigError: There are no samples, or a row_length that is too short.
+        ConfigError: There are no samples, a row_length that is too short, or a multiple below 1.
         DatasetError: A sample lacks a field, or its fields or positions have different lengths.
     """
     import torch
 
     if not samples:
         raise ConfigError("pack_sequences was given no samples. Give the samples of one pack.")
+    if multiple < 1:
+        raise ConfigError(f"multiple={multiple} is invalid: give a whole number of at least 1.")
     columns: dict[str, list[torch.Tensor]] = {name: [] for name in fields}
     text_positions: list[torch.Tensor] = []
     positions: list[torch.Tensor] = []
     starts = [0]
+    lengths: list[int] = []
     for number, sample in enumerate(samples):
         length = None
         for name in fields:
@@ -111,7 +115,11 @@ def pack_sequences(
             if made.shape[-1] != length:
                 raise DatasetError(f"Sample {number} of a pack has {length} tokens and {made.shape[-1]} positions.")
             positions.append(made.reshape(-1, length) if made.ndim > 1 else made)
-        starts.append(starts[-1] + length)
+        lengths.append(length)
+        missing = -length % multiple
+        if missing:
+            _pad(columns, text_positions, positions, missing, padding or {}, begin=length)
+        starts.append(starts[-1] + length + missing)
     if row_length is not None and row_length != starts[-1]:
         _pad(columns, text_positions, positions, row_length - starts[-1], padding or {})
         starts.append(row_length)
@@ -126,6 +134,7 @@ def pack_sequences(
         cu_seqlens,
         int(cu_seqlens.diff().max()),
         len(samples),
+        lengths,
     )
 
 
@@ -135,8 +144,9 @@ def _pad(
     positions: list[torch.Tensor],
     missing: int,
     padding: Mapping[str, int],
+    begin: int = 0,
 ) -> None:
-    """Adds the padding as if it were one more sample.
+    """Adds padding: as if it were one more sample, or to the last one, whose positions it continues from `begin` on.
 
     Raises:
         ConfigError: The samples are longer than the row.
@@ -150,6 +160,6 @@ def _pad(
         )
     for name, column in columns.items():
         column.append(torch.full((missing,), padding.get(name, IGNORED if name == LABELS else 0)))
-    text_positions.append(torch.arange(missing))
+    text_positions.append(torch.arange(begin, begin + missing))
     if positions:
-        positions.append(torch.arange(missing).expand(*positions[0].shape[:-1], missing))
+        positions.append(torch.arange(begin, begin + missing).expand(*positions[0].shape[:-1], missing))

@@ -81,7 +81,7 @@ def changes(tmp_path: Path, old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "difference"),
     [
-        ("LIMIT = 10", "LIMIT = 11", "global LIMIT was 10 and is 11"),
+        ("LIMIT = 10", "LIMIT = 11", "variable LIMIT was 10 and is 11"),
         ("text.strip()", "text", "source of clean changed"),
         (
             '{"a": 1}',
@@ -89,7 +89,7 @@ def changes(tmp_path: Path, old: str, new: str) -> str:
             "attribute tokenizer was Tokenizer {'words': {'a': 1}} and is Tokenizer {'words': {'a': 2}}",
         ),
         ("text.split()", 'text.split(" ")', "source of Tokenizer changed"),
-        ("clean(text))[:LIMIT]", "clean(text))", "global LIMIT is gone; source of Encoder.tokens changed"),
+        ("clean(text))[:LIMIT]", "clean(text))", "source of Encoder.tokens changed; variable LIMIT is gone"),
         ("pad = 0", "pad = 0\n    measure_version = 2", "measure_version was 0 and is 2"),
         ("pad = 0", "pad = 1", ""),
         ("UNUSED = 1", "UNUSED = 2", ""),
@@ -101,6 +101,49 @@ def changes(tmp_path: Path, old: str, new: str) -> str:
 )
 def test_what_hooks_reach_counts(tmp_path: Path, old: str, new: str, difference: str) -> None:
     assert changes(tmp_path, old, new) == difference
+
+
+LAZY = """
+import functools
+
+from energon_dali import DefaultTaskEncoder
+
+
+class Base(DefaultTaskEncoder):
+    known = None
+
+    def preencode_sample(self, sample):
+        return sample
+
+
+class Encoder(Base):
+    @functools.cached_property
+    def words(self):
+        return {"a": 1}
+
+    def preencode_sample(self, sample):
+        if self.known is None:
+            self.known = object()
+        sample.tokens = self.words
+        return super().preencode_sample(sample)
+"""
+
+
+def test_what_hooks_make_when_they_run_changes_nothing(tmp_path: Path) -> None:
+    number = [0]
+    reference = SourceReference("data", "train")
+    encoder = encoder_of(LAZY, tmp_path, number)
+    before = fingerprint_of(LOAD, encoder, reference)
+    encoder.known, encoder.words  # noqa: B018
+    encoder.known = [1, 2]
+    assert fingerprint_of(LOAD, encoder, reference) == before
+    other = encoder_of(
+        LAZY.replace("return sample\n\n\nclass Enc", "return sample or None\n\n\nclass Enc"), tmp_path, number
+    )
+    difference = describe_difference(before, fingerprint_of(LOAD, other, reference))
+    assert difference == "source of Base.preencode_sample changed"
+    other = encoder_of(LAZY.replace('{"a": 1}', '{"a": 2}'), tmp_path, number)
+    assert describe_difference(before, fingerprint_of(LOAD, other, reference)) == "source of Encoder.words changed"
 
 
 def test_tokenizers_count_by_what_they_do() -> None:

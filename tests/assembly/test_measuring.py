@@ -65,7 +65,7 @@ def dataset(root: Path, shards: int = 3, samples: int = 4, config: Any = CAPTION
 
 
 def measure(path: object, encoder: Any = None, **options: Any) -> list[MeasureResult]:
-    return list(measure_datasets(str(path), encoder or encoders.Letters(), **options))
+    return measure_datasets(str(path), encoder or encoders.Letters(), **options)
 
 
 def opened(path: object, encoder: Any, **source: Any) -> Callable[..., list[SampleValues]]:
@@ -223,6 +223,7 @@ def test_errors_of_the_program_end_the_run(tmp_path: Path) -> None:
 
 def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "CHUNK", 3)
+    monkeypatch.setattr(measuring, "SECONDS_PER_WORKER", 1e-9)
     root = dataset(tmp_path / "data")
     measure(root, encoders.Picky())
     alone = files(root)
@@ -467,7 +468,7 @@ root, kills, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 measuring.CHUNK = 10
 
 def run(path):
-    return list(measuring.measure_datasets(path, encoders.Slow()))
+    return measuring.measure_datasets(path, encoders.Slow())
 
 begin = time.monotonic()
 run(sys.argv[4])

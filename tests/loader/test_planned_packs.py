@@ -23,6 +23,10 @@ from tests.loader.dataset_folder import prepare, write_shards
 Packs = dict[int, list[str]]
 """By step, the packs of all ranks, each the sorted texts of its samples."""
 MAX_LENGTH = 100
+BALANCES = (
+    ed.Balance(ed.ColumnCost("tokens")),
+    ed.Balance(ed.ColumnCost("tokens"), per="micro_batch", order="pipeline"),
+)
 
 
 class Values:
@@ -106,7 +110,7 @@ class Encoder(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
 
     @ed.stateless
     def batch(self, samples: list[Any]) -> Any:
-        return Batch([sample["texts"] for sample in samples])
+        return Batch([sample.get("texts") or [sample["text"]] for sample in samples])
 
 
 @dataclass
@@ -175,11 +179,12 @@ def reference(folder: Path, measured: None) -> Packs:
 @pytest.mark.parametrize(
     ("world_size", "batch_size", "num_workers"), [(1, 3, 0), (2, 2, 0), (3, 1, 2), (4, 3, 0), (2, 3, 1)]
 )
+@pytest.mark.parametrize("balance", [None, *BALANCES])
 def test_steps_hold_the_same_packs(
-    folder: Path, reference: Packs, world_size: int, batch_size: int, num_workers: int
+    folder: Path, reference: Packs, world_size: int, batch_size: int, num_workers: int, balance: Any
 ) -> None:
     per_step = 12 // (world_size * batch_size)
-    job = Job(folder / "blend.yaml", world_size, 12, batch_size, num_workers)
+    job = Job(folder / "blend.yaml", world_size, 12, batch_size, num_workers, options={"balance": balance})
     assert job.run(5 * per_step)[0] == {number: reference[number] for number in range(5)}
 
 
@@ -209,6 +214,41 @@ def test_a_job_continues_exactly_at_every_position(folder: Path, bad: frozenset[
         split = split_state(merge_states(states), world_size)
         rest, _ = job(world_size, batch_size, workers).run(4 * per_step, split)
         assert rest == {number: expected[number] for number in range(3, 7)}
+
+
+def test_a_step_begins_again_where_it_is_dealt_in_another_way(folder: Path, reference: Packs) -> None:
+    def job(balance: Any) -> Job:
+        return Job(folder / "blend.yaml", 2, 12, 2, options={"balance": balance})
+
+    first, states = job(BALANCES[0]).run(7)
+    same, _ = job(BALANCES[0]).run(5, states)
+    assert sorted(first[2] + same[2]) == reference[2]
+    for balance in (None, BALANCES[1]):
+        other, _ = job(balance).run(6, states)
+        assert {number: other[number] for number in (2, 3)} == {number: reference[number] for number in (2, 3)}
+
+
+@pytest.mark.parametrize("packs", [None, PlannedPacks(MAX_LENGTH, window=500)])
+def test_ranks_have_equal_costs(folder: Path, packs: Any) -> None:
+    def lengths(balance: Any) -> list[list[int]]:
+        """Returns the tokens of each rank in each step."""
+        found: list[list[int]] = []
+        for rank in range(4):
+            tokens = [0] * 6
+            options = {"balance": balance, "packs": packs}
+            with Job(folder / "blend.yaml", 4, 32, 2, options=options, encoder=Encoder()).loader(rank) as loader:
+                for batch in take(loader, 24):
+                    tokens[batch.step] += sum(int(text.split()[1]) for pack in batch.packs for text in pack)
+            found.append(tokens)
+        return found
+
+    def waiting(found: list[list[int]]) -> float:
+        return sum(1 - sum(step) / len(step) / max(step) for step in zip(*found, strict=True)) / 6
+
+    balanced, plain = waiting(lengths(BALANCES[0])), waiting(lengths(None))
+    # The last pack of a window is partly empty, and no dealing makes up for it.
+    assert balanced < (0.02 if packs is None else 0.05)
+    assert balanced < plain
 
 
 def test_a_missing_sample_moves_no_other(folder: Path, reference: Packs) -> None:

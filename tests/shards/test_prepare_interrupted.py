@@ -215,7 +215,7 @@ def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_stay(tmp_p
             (folder / "index.sqlite").touch()
         for path in (old / "index.sqlite", old):
             os.utime(path, (1, 1))
-        building._tidy(building.StoragePath.of(tmp_path))
+        building.tidy(building.StoragePath.of(tmp_path))
         assert live.is_dir()
         assert young.is_dir()
         assert not old.exists()

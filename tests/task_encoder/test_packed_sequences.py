@@ -53,6 +53,18 @@ def test_padding_is_a_segment_of_its_own() -> None:
     assert pack_sequences(SAMPLES, row_length=9).cu_seqlens.tolist() == [0, 3, 5, 9]
 
 
+def test_each_sample_is_padded_to_a_multiple() -> None:
+    samples = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7], "labels": [4, 5, 6, 7]}]
+    packed = pack_sequences(samples, multiple=4, row_length=12, padding={"input_ids": 9})
+    assert packed.fields["input_ids"].tolist() == [[1, 2, 3, 9, 4, 5, 6, 7, 9, 9, 9, 9]]
+    assert packed.fields["labels"].tolist() == [[-100, 2, 3, -100, -100, 5, 6, 7, -100, -100, -100, -100]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]]
+    assert packed.cu_seqlens.tolist() == [0, 4, 8, 12]
+    assert packed.lengths == [3, 4]
+    with pytest.raises(ConfigError, match="multiple=0 is invalid"):
+        pack_sequences(samples, multiple=0)
+
+
 @pytest.mark.parametrize("row_length", [None, 11])
 def test_multimodal_positions_come_after_those_of_the_text(row_length: int | None) -> None:
     pack = pack_sequences(SAMPLES, position_ids=rows_of, row_length=row_length)

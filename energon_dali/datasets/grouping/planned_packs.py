@@ -223,12 +223,10 @@ class _PlannedPackIterator(GroupingIterator):
 
     def _begin(self, number: int) -> None:
         items = self._plan.micro_batch(self._stream, self._epoch, number).items
-        rule, measured = self._plan.rule, self._plan.measured
         assert items.bounds is not None
-        assert measured is not None
+        assert items.lengths is not None
         self._number, self._bounds = number, items.bounds.tolist()
-        lengths = measured.of(rule.length, items.rows)
-        self._rooms = np.minimum(lengths, rule.max_length).tolist()
+        self._rooms = np.minimum(items.lengths, self._plan.rule.max_length).tolist()
 
     def __next__(self) -> Any:
         element = super().__next__()

@@ -44,7 +44,7 @@ def building_folder(root: StoragePath, tmp_path: str | os.PathLike[str] | None) 
         StorageError: It cannot be made.
     """
     if root.is_local:
-        _tidy(root)
+        tidy(root)
     with owned_folder(_parent(root) if tmp_path is None else StoragePath.of(tmp_path).local) as folder:
         yield folder
 
@@ -82,8 +82,12 @@ def _parent(root: StoragePath) -> Path | None:
     return meta.parent if os.access(meta.parent, os.W_OK) else meta
 
 
-def _tidy(root: StoragePath) -> None:
-    """Removes what killed processes left; if one was killed between two renames, does the second rename."""
+def tidy(root: StoragePath) -> None:
+    """Removes what killed processes left; if one was killed between two renames, does the second rename.
+
+    Args:
+        root: Folder of a local dataset.
+    """
     meta = _meta(root)
 
     def salvage(folder: Path) -> None:
