@@ -17,6 +17,7 @@ import numpy.typing as npt
 from energon_dali.av.audio_index import AudioIndex
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME
+from energon_dali.av.packet_decoder import Mark, read_mark
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import DecodeError
@@ -75,11 +76,23 @@ def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = 
 def decode_numbered(
     context: Any, packets: Iterable[tuple[int, Packet[Any]]], *, tolerant: bool = False
 ) -> Iterator[AudioFrame]:
-    """Yields the frames of numbered packets, each with the number of its packet as `opaque`, to the decoder's last."""
+    """Yields the frames of numbered packets, of which `packet_of` returns the number, to the decoder's last."""
     for number, packet in packets:
-        packet.opaque = number
+        packet.opaque = Mark(number)
         yield from decode_frames(context, packet, tolerant=tolerant)
     yield from decode_frames(context, None, tolerant=tolerant)
+
+
+def packet_of(frame: AudioFrame) -> int:
+    """Returns the number of the packet that a frame came from.
+
+    Raises:
+        DecodeError: FFmpeg does not say.
+    """
+    number = read_mark(frame)
+    if number < 0:
+        raise DecodeError("FFmpeg does not say which packet of the audio a frame came from", "", ROUTE)
+    return number
 
 
 def read_channels(frame: AudioFrame) -> npt.NDArray[Any]:
@@ -282,7 +295,7 @@ class RangeDecoder:
         Raises:
             IndexWrongError: A needed packet contained other samples than the index says.
         """
-        index, number = self.index, int(frame.opaque)  # type: ignore[call-overload]
+        index, number = self.index, packet_of(frame)
         if number != self._number:
             self._number, self._next = number, self._starts[number]
         start, self._next = self._next, self._next + frame.samples

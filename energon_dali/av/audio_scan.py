@@ -8,7 +8,7 @@ packets are decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.audio_index import AudioIndex, find_spans
-from energon_dali.av.audio_packets import CUT, HEAD, decode_frames, decode_numbered, demux, read_channels, select
+from energon_dali.av.audio_packets import (
+    CUT,
+    HEAD,
+    decode_frames,
+    decode_numbered,
+    demux,
+    packet_of,
+    read_channels,
+    select,
+)
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.media_source import view_bytes
 from energon_dali.av.mp4_table import DISCARDED
+from energon_dali.av.packet_decoder import Mark
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import DecodeError
@@ -60,7 +70,7 @@ class _Packets:
 
     def note(self, frame: AudioFrame) -> None:
         """Counts the samples of a decoded frame for its packet."""
-        number = int(frame.opaque)  # type: ignore[call-overload]
+        number = packet_of(frame)
         if self.frame is None:
             self.frame, self.first_number = frame, number
             if frame.pts is not None and frame.time_base is not None:
@@ -69,7 +79,12 @@ class _Packets:
 
 
 def scan_audio(
-    file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error", decode_all: bool = False
+    file: MediaFile,
+    facts: StreamFacts,
+    *,
+    damaged: Damaged = "error",
+    decode_all: bool = False,
+    visit: Callable[[Packet[Any]], None] | None = None,
 ) -> AudioIndex:
     """Returns the index of an audio stream.
 
@@ -78,6 +93,8 @@ def scan_audio(
         facts: Its audio stream.
         damaged: "partial" decodes everything, and skips packets that cannot be decoded.
         decode_all: Decodes everything, because the packets are known to be misleading.
+        visit: Called with each packet before it is decoded, if they are read: not where an MP4 lists them. Not called
+            if everything is decoded.
 
     Raises:
         DecodeError: The file cannot be read, or contains no sample.
@@ -85,21 +102,25 @@ def scan_audio(
     with file.opened():
         if damaged == "partial" or decode_all:
             return _index_by_decoding(file, facts, tolerant=damaged == "partial")
-        return _index_of_packets(file, facts) or _index_by_decoding(file, facts, tolerant=False)
+        return _index_of_packets(file, facts, visit) or _index_by_decoding(file, facts, tolerant=False)
 
 
-def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
-    context = _go_to_start(file, facts)
+def _index_of_packets(
+    file: MediaFile, facts: StreamFacts, visit: Callable[[Packet[Any]], None] | None
+) -> AudioIndex | None:
+    context = go_to_start(file, facts)
     seen = _Packets()
     head: list[tuple[int | None, int, Any]] = []
     cut: list[int] = []
     for number, packet in enumerate(demux(file, facts.position)):
+        if visit is not None:
+            visit(packet)
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
         seen.expected.append(_expected_samples(packet, facts, context, seen))
         if number < _HEAD_PACKETS:
             head.append((packet.pts, packet.size, packet.get_sidedata(CUT) if packet.has_sidedata(CUT) else None))
-            packet.opaque = number
+            packet.opaque = Mark(number)
             for frame in decode_frames(context, packet):
                 seen.note(frame)
         # Most packets have no side data; asking for it by name would take a tenth of the time of the whole index.
@@ -185,7 +206,7 @@ def _list_by_table(file: MediaFile, facts: StreamFacts, context: Any, seen: _Pac
     return True
 
 
-def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
+def go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
     """Returns the codec context of the stream, positioned before its first packet.
 
     Already read MP4 files are sought back to the start. Other formats lose the number of samples to skip on a seek.

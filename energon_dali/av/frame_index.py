@@ -18,6 +18,8 @@ Bools = npt.NDArray[np.bool_]
 
 NO_TIME = np.iinfo(np.int64).min
 """Marks a missing time stamp in a packet table."""
+_NEAR_KEYS = 4
+"""Key packets that are examined for each frame one by one; open GOPs need two."""
 TOLERANCE_SECONDS = 1e-9
 """A time less than this before a frame counts as at the frame, because sums of floats miss time stamps slightly."""
 
@@ -147,6 +149,36 @@ class FrameIndex:
         return (first, last) if first <= last else None
 
 
+def order_by_time(packets: PacketTable) -> Int64s:
+    """Returns the packets whose frames are shown, in the order of their presentation times: int64 [frames]."""
+    shown = np.flatnonzero(~packets.is_hidden)
+    return shown[np.argsort(packets.pts[shown], kind="stable")]
+
+
+def list_frames(
+    packets: PacketTable, positions: Int64s, pts: Int64s, time_base: Fraction, *, is_intra_only: bool, proven: bool
+) -> FrameIndex:
+    """Returns the index of frames whose packets and times are known.
+
+    Args:
+        packets: All packets of the stream.
+        positions: Packet of each frame, in presentation order; int64 [frames].
+        pts: When each frame is shown; int64 [frames].
+        time_base: Seconds per unit.
+        is_intra_only: Whether every packet can be decoded alone.
+        proven: Whether a decoder returned the frames in this order. Otherwise `pts` are the times of the packets.
+    """
+    order, packet_order = pts, packets.pts
+    if proven:
+        order = np.arange(len(positions))
+        packet_order = np.full(len(packets), len(positions), np.int64)
+        packet_order[positions] = order
+    starts = positions if is_intra_only else find_starts(positions, order, packets, packet_order)
+    return FrameIndex(
+        pts, packets.durations[positions], packets.is_key[positions], positions, starts, time_base, packets, proven
+    )
+
+
 def check_range(start: float, end: float, unit: str, *, end_is: Literal["included", "excluded"]) -> None:
     """Checks that a range begins before it ends.
 
@@ -175,9 +207,36 @@ def find_starts(positions: Int64s, order: Int64s, packets: PacketTable, packet_o
     keys = np.flatnonzero(packets.is_key)
     if not len(keys):
         return np.zeros(len(positions), np.int64)
+    key_order = packet_order[keys]
     at = np.searchsorted(keys, positions, side="right") - 1
-    while True:
-        late = (at >= 0) & (packet_order[keys[np.maximum(at, 0)]] > order)
+    for _ in range(_NEAR_KEYS):
+        late = (at >= 0) & (key_order[np.maximum(at, 0)] > order)
         if not late.any():
-            return np.where(at >= 0, keys[np.maximum(at, 0)], 0)
+            break
         at[late] -= 1
+    else:
+        at = _last_at_most(key_order, at, order)
+    return np.where(at >= 0, keys[np.maximum(at, 0)], 0)
+
+
+def _last_at_most(values: Int64s, at: Int64s, most: Int64s) -> Int64s:
+    """Returns the last index at or before `at` whose value is at most `most`, for each pair; -1 if there is none.
+
+    Takes n log n steps, so that times without any order, as in a damaged file, cost no more.
+
+    Args:
+        values: int64 [keys].
+        at: Where to begin, -1 for nowhere; int64 [n].
+        most: int64 [n].
+    """
+    least = [values]  # of the 1, 2, 4, ... values up to and including each
+    while 2 ** len(least) <= len(values):
+        half = 2 ** (len(least) - 1)
+        longer = least[-1].copy()
+        longer[half:] = np.minimum(longer[half:], least[-1][:-half])
+        least.append(longer)
+    at = at.copy()
+    for power in reversed(range(len(least))):
+        beyond = (at >= 2**power - 1) & (least[power][np.maximum(at, 0)] > most)
+        at[beyond] -= 2**power
+    return at

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile, demux_stream
-from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
+from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, list_frames, order_by_time
 from energon_dali.av.key_packets import (
     EMPTY_PICTURE_BYTES,
     find_encoder_note,
@@ -40,13 +41,16 @@ _MPEG4_B_PICTURE = re.compile(rb"\x00\x00\x01\xb6[\x80-\xbf]")
 """ISO/IEC 14496-2 6.2.5: the two bits after the start code are 2 if a frame refers forward."""
 
 
-def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error") -> FrameIndex:
+def scan_frames(
+    file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error", visit: Callable[[int, Any], None] | None = None
+) -> FrameIndex:
     """Returns the index of a video stream, from one pass over its packets, or over its frames if necessary.
 
     Args:
         file: The file.
         facts: Its video stream.
         damaged: "partial" decodes everything and lists only the frames that can be decoded.
+        visit: Called with (index, packet) for each packet, if they are read: not where an MP4 lists them.
 
     Raises:
         DecodeError: The file cannot be read, or shows no frame.
@@ -56,7 +60,7 @@ def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "erro
         if damaged == "error":
             table = read_sample_tables(file, facts)
             if table is None:
-                table = read_packets(file, facts)
+                table = read_packets(file, facts, visit)
             index = index_of_packets(table, facts, file.format, file.container.streams[facts.position])
             if index is not None and _hides_order(file, facts, index):
                 index = None
@@ -132,29 +136,23 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
     trusted = codec.intra_only or (facts.codec in _TOLD_BY_PACKETS if timed else facts.codec in _UNORDERED)
     if facts.is_interlaced_mpeg4:
         table.is_key[1:] = False
-    shown = np.flatnonzero(~table.is_hidden)
-    pts = table.pts[shown]
-    order = np.argsort(pts, kind="stable")
-    ordered = pts[order]
+    positions = order_by_time(table)
+    ordered = table.pts[positions]
     if (
         not trusted
-        or not len(shown)
+        or not len(positions)
         or ordered[0] == NO_TIME
         or (np.diff(ordered) <= 0).any()
         or not (table.is_key[0] or codec.intra_only)
         # Frames before the first key frame lack their references and are not shown.
         or ordered[0] < table.pts[0] <= ordered[-1]
         or getattr(stream.codec_context, "field_order", 0) not in _PROGRESSIVE
-        or (not timed and (np.diff(pts) <= 0).any())
+        or (not timed and (np.diff(table.pts[~table.is_hidden]) <= 0).any())
     ):
         return None
     if facts.codec == "mpeg4" and _smallest_packet(table) <= EMPTY_PICTURE_BYTES:
         return None
-    positions = shown[order]
-    starts = positions if codec.intra_only else find_starts(positions, ordered, table, table.pts)
-    return FrameIndex(
-        ordered, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table
-    )
+    return list_frames(table, positions, ordered, facts.time_base, is_intra_only=codec.intra_only, proven=False)
 
 
 def _hides_order(file: MediaFile, facts: StreamFacts, index: FrameIndex) -> bool:
@@ -205,17 +203,11 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     known = [(number, pts) for number, pts in shown if 0 <= number < len(table)]
     positions = np.array([number for number, _ in known], np.int64)
     pts = _times_of(positions, [pts for _, pts in known], table)
-    ranks = np.arange(len(positions))
-    packet_ranks = np.full(len(table), len(positions), np.int64)
-    packet_ranks[positions] = ranks
     if facts.is_interlaced_mpeg4:
         table.is_key[1:] = False
     if facts.codec not in _TOLD_BY_PACKETS | _FIELD_PACKETS:
         table.is_key[[number not in keys for number in range(len(table))]] = False
-    starts = positions if context.codec.intra_only else find_starts(positions, ranks, table, packet_ranks)
-    return FrameIndex(
-        pts, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table, proven=True
-    )
+    return list_frames(table, positions, pts, facts.time_base, is_intra_only=context.codec.intra_only, proven=True)
 
 
 def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) -> Int64s:

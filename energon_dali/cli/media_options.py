@@ -78,4 +78,4 @@ def progress_bar(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:
             bar.update()
             yield scan
         if bar.initial:
-            bar.write(f"Took over {bar.initial:,} shards from an interrupted run.", file=sys.stderr)
+            bar.write(f"Took over {bar.initial:,} shards from an earlier run.", file=sys.stderr)

@@ -167,7 +167,7 @@ def plot_loads(found: Sequence[PlannedLoads], per: Per, path: Path) -> None:
         axis.set_ylabel("cost / mean", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(fontsize=7, frameon=False, ncols=2, loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, frameon=False, ncols=2, loc="outside lower right")
     axes[-1].set_xlabel("rank", fontsize=8)
     try:
         figure.savefig(path, dpi=110)

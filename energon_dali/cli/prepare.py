@@ -303,22 +303,38 @@ def _write_config(root: StoragePath, result: PrepareResult, options: PrepareOpti
 @click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
 @scan_options
 @media_options
+@click.option(
+    "--media-index/--no-media-index",
+    default=True,
+    help="Store where the frames of videos and the samples of audio are, so that clips are read without the rest.",
+)
 @click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the table while it is built.")
 def prepare_media(
     path: str,
     progress: bool,
     num_workers: int,
+    media_index: bool,
     media_metadata_by_glob: str | None,
     media_metadata_by_header: bool,
     media_metadata_by_extension: bool,
     **given: Any,
 ) -> None:
-    """Describe the media (sizes, formats, durations) of the prepared dataset or plain folder at PATH."""
+    """Describe the media (sizes, formats, durations) of the prepared dataset or plain folder at PATH.
+
+    Videos and audio files are also indexed. Shards that have not changed since the last time are not read again.
+    """
+    from energon_dali.av.media_indexing import MediaIndexer  # lazy: for the same reason as the line below
     from energon_dali.decode.media_filter import MediaFilter  # lazy: imports PIL, and `--help` should not wait for it
 
     media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     if media is None:
         raise click.UsageError("Give one of --media-metadata-by-glob, -by-header and -by-extension.")
     shown = progress_bar if progress else None
-    count = add_media_metadata(path, media, num_workers=usable_workers(num_workers), progress=shown, **given)
-    click.echo(f"Done. Described {count:,} media.")
+    indexer = MediaIndexer() if media_index else None
+    workers = usable_workers(num_workers)
+    counts = add_media_metadata(path, media, index_media=indexer, num_workers=workers, progress=shown, **given)
+    click.echo(f"Done. Described {counts.described:,} media.")
+    if counts.indexed or counts.without_index:
+        click.echo(f"Indexed {counts.indexed:,} of {counts.indexed + counts.without_index:,} videos and audio files.")
+    for reason, count in counts.reasons.most_common():
+        click.echo(f"{count:,} will be read whole: {reason}")

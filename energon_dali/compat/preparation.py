@@ -157,13 +157,14 @@ class WebdatasetPreparator:
             StorageError: Something cannot be read or written.
         """
         with _main_not_imported():
-            return add_media_metadata(
+            counts = add_media_metadata(
                 EPath(parent_path).storage_path,
                 media_filter.to_filter(),
                 num_workers=usable_workers(workers),
                 tmp_path=None if index_sqlite_tmp_path is None else Path(index_sqlite_tmp_path).parent,
                 progress=lambda scans, total: progress_fn(iter(scans), total),
             )
+        return counts.described
 
     @staticmethod
     def iter_dataset_content(

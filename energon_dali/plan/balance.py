@@ -38,8 +38,8 @@ _IDLE_ROUNDS = 24
 """Rounds without a swap after which no more are tried."""
 _NEAR_ENOUGH = 128
 """Swapping ends when the loads are above their bound by less than one part in so many."""
-_MOST_SPLITS = 7
-"""Ways to divide micro-batches into those of items that are large in one cost, and the rest."""
+_WEIGHTS = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1))
+"""Weights of vision and language, relative to their largest items, where items are sorted by the larger of both."""
 
 
 @explain_call
@@ -405,33 +405,53 @@ def _dealt_per_micro_batch(loads: Int64Array, counts: Int64Array, order: Order) 
     totals = np.array([int(loads[part].sum()) for part in parts])
     by_total = np.lexsort((-totals, -sizes))
     pairs = (_PAIRS_PER_RANK * len(counts) + _LEAST_PAIRS) // micro_batches + _PAIRS_PER_RANK * len(counts) // 2
+    so_far = np.zeros(len(counts), np.int64)
     for number, which in zip(numbers[np.argsort(-sizes, kind="stable")], by_total, strict=True):
-        part = parts[which]
+        part, of_ranks = parts[which], counts[:, number]
         if len(part):
-            slots[part] = _dealt_to_ranks(loads[part], counts[:, number], pairs) * micro_batches + number
+            ranks = _dealt_to_ranks(loads[part], of_ranks, pairs)
+            # Which rank has which load changes nothing here: one that had little so far gets more, of as many items.
+            own = np.zeros(len(counts), np.int64)
+            np.add.at(own, ranks, loads[part].sum(1))
+            renamed = np.empty(len(counts), np.int64)
+            renamed[np.lexsort((-own, of_ranks))] = np.lexsort((so_far, of_ranks))
+            ranks = renamed[ranks]
+            so_far[renamed] += own
+            slots[part] = ranks * micro_batches + number
     return slots
 
 
 def _sorted_for_micro_batches(loads: Int64Array, sizes: Int64Array) -> Int64Array:
     """Returns items in an order whose consecutive parts have similar costs.
 
-    Of several orders, the one with the least sum of the largest costs of the parts: by one cost, by the sum of both,
-    and with the items that are largest in one cost apart from the rest, both by the other cost.
+    Items can be sorted by one cost, by the sum of both, or by the larger of both with one of several weights: a part
+    then has the items that are large in either. Of all ways to sort the items of the first parts by one of these, and
+    the others by the same or another one, that with the least sum of the largest costs of the parts is taken.
 
     Args:
-        loads: int64[n, 2]: cost of each item.
+        loads: int64[n, 2]: cost of each item, scaled.
         sizes: int64[parts]: number of items of each part.
     """
-    first_of_part = np.cumsum(sizes) - sizes
-    filled = first_of_part[sizes > 0]
-    descending = [np.argsort(-loads[:, cost], kind="stable") for cost in range(loads.shape[1])]
-    candidates = [*descending[::-1], np.argsort(-loads.sum(1), kind="stable")]
-    splits = sorted({number * len(filled) // (_MOST_SPLITS + 1) for number in range(1, _MOST_SPLITS + 1)} - {0})
-    for cost, by_cost in enumerate(descending):
-        other = descending[1 - cost]
-        for split in splits:
-            is_large = np.zeros(len(loads), bool)
-            is_large[by_cost[: filled[split]]] = True
-            candidates.append(np.concatenate([other[is_large[other]], other[~is_large[other]]]))
-    longest = [int(np.maximum.reduceat(loads[one], filled).sum()) for one in candidates]
-    return candidates[longest.index(min(longest))]
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    vision, language = loads.T
+    most_vision, most_language = int(vision.max()), int(language.max())
+    keys = [language, vision, vision + language]
+    if most_vision and most_language:
+        keys += [np.maximum(vision * most_language * to, language * most_vision * of) for to, of in _WEIGHTS]
+    orders = [np.argsort(-key, kind="stable") for key in keys]
+    largest = [np.maximum.reduceat(loads[order], starts).sum(1) for order in orders]
+    longest = [int(one.sum()) for one in largest]
+    best, found = min(longest), orders[longest.index(min(longest))]
+    for split in sorted({len(starts) * quarters // 4 for quarters in (1, 2, 3)} - {0}):
+        stop = starts[split]
+        rest_starts = starts[split:] - stop
+        for order, of_parts in zip(orders, largest, strict=True):
+            first = int(of_parts[:split].sum())
+            is_left = np.ones(len(loads), bool)
+            is_left[order[:stop]] = False
+            for other in orders:
+                rest = other[is_left[other]]
+                longest_of_both = first + int(np.maximum.reduceat(loads[rest], rest_starts).sum())
+                if longest_of_both < best:
+                    best, found = longest_of_both, np.concatenate([order[:stop], rest])
+    return found

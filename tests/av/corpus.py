@@ -150,10 +150,10 @@ def _videos() -> dict[str, VideoRecipe]:
         f"h264-start-{box}": replace(b_frames, container=box, start_seconds=Fraction(7, 5))
         for box in ("mp4", "mkv", "mov")
     }
-    odd = {"pixel_format": "yuv444p", "size": (97, 63)}
-    sound = {"b_frames": 2, "frames": 60}
+    odd: dict[str, Any] = {"pixel_format": "yuv444p", "size": (97, 63)}
+    sound: dict[str, Any] = {"b_frames": 2, "frames": 60}
     open_gop = (("x264-params", "open-gop=1"),)
-    deep = {"pixel_format": "yuv420p10le"}
+    deep: dict[str, Any] = {"pixel_format": "yuv420p10le"}
     return found | {
         "vp9-start-webm": replace(base, codec="vp9", container="webm", start_seconds=Fraction(2)),
         "h264-odd-mp4": replace(b_frames, **odd),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -234,3 +235,17 @@ def test_pictures_and_sound_are_read_in_turns(name: str) -> None:
         np.testing.assert_array_equal(audio.read(0, whole.shape[1]), whole)
         np.testing.assert_array_equal(video.read([50, 3]), first[::-1])
         np.testing.assert_array_equal(audio.read(90_000, 95_000), whole[:, 90_000:95_000])
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus-ogg"])
+def test_files_are_decoded_in_several_threads(name: str) -> None:
+    """PyAV keeps what is attached to packets by `id`: numbers, which threads share, would be lost."""
+    data, expected = audio_file(name), full_decode(name)[0]
+
+    def decode(_: int) -> bool:
+        with MediaFile(data) as file:
+            reader = AudioReader(file)
+            return bool(np.array_equal(reader.read(0, reader.num_samples), expected))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(decode, range(40)))

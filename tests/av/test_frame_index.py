@@ -186,3 +186,32 @@ def test_codecs_say_where_decoding_may_begin_and_what_is_hidden() -> None:
     assert not is_hidden("vp9", memoryview(b"\x86\x00"))
     assert not is_hidden("vp9", memoryview(b"\x88\x00"))
     assert not is_hidden("vp9", memoryview(b"\x84\x00\xc0"))
+
+
+@pytest.mark.parametrize("kind", ["in order", "jumping", "falling"])
+def test_decoding_starts_at_the_last_key_packet_that_is_shown_no_later(kind: str) -> None:
+    random = np.random.default_rng(5)
+    for count in (1, 2, 7, 64, 300):
+        pts = {
+            "in order": np.arange(count),
+            "jumping": random.permutation(count),
+            "falling": np.arange(count)[::-1].copy(),
+        }[kind]
+        is_key = random.random(count) < 0.4
+        nothing = np.zeros(count, np.int64)
+        packets = PacketTable(pts, pts, nothing, nothing, is_key, np.zeros(count, bool))
+        order = random.permutation(count) if kind != "in order" else pts
+        found = find_starts(np.arange(count), order, packets, pts)
+        for position in range(count):
+            keys = [key for key in range(position + 1) if is_key[key] and pts[key] <= order[position]]
+            assert found[position] == (keys[-1] if keys else 0)
+
+
+def test_times_without_order_take_no_longer() -> None:
+    count = 100_000
+    pts = np.arange(count)[::-1].copy()
+    is_key = np.arange(count) < count // 2
+    nothing = np.zeros(count, np.int64)
+    packets = PacketTable(pts, pts, nothing, nothing, is_key, np.zeros(count, bool))
+    # One by one, this would examine 50,000 keys for each of 50,000 frames.
+    assert not find_starts(np.arange(count), pts, packets, pts)[count // 2 :].any()

@@ -252,7 +252,7 @@ def test_media_metadata_by_name(tmp_path: Path) -> None:
     (folder / "sub" / "b.png").write_bytes(picture(2, "png", (20, 10)))
     (folder / "t.txt").write_bytes(b"t")
     for _ in range(2):
-        assert add_media_metadata(str(folder), MediaFilter("HEADER")) == 1
+        assert add_media_metadata(str(folder), MediaFilter("HEADER")).described == 1
     assert SystemFileStore(folder).get_media_metadata("sub/b.png").width == 20  # type: ignore[attr-defined]
     (folder / "c.tar").write_bytes(b"")
     with pytest.raises(DatasetFormatError, match="holds tar shards such as"):

@@ -16,6 +16,7 @@ from energon_dali import __version__
 from energon_dali.cli.main import main
 from energon_dali.decode.formats import ImageHeader
 from energon_dali.shards import ShardReader, WebdatasetFolder, prepare_dataset
+from tests.av.corpus import VideoRecipe, audio_file, encode_video, video_file
 from tests.shards.tars import captions, jpeg, write_tar
 
 
@@ -287,6 +288,23 @@ def test_a_folder_of_pictures_is_told_how_to_become_shards(tmp_path: Path) -> No
     found = {sample.key: sorted(sample.parts) for sample in reader.read([0] * 3, [0, 1, 2])}
     reader.close()
     assert found == {"cat-2": ["jpg", "txt"], "cat": ["jpg", "txt"], "dogs/dog": ["jpg"]}
+
+
+def test_media_indices(tmp_path: Path) -> None:
+    scattered = encode_video(VideoRecipe(container="mpegts"))
+    files = {"a.mp4": video_file("h264-mp4"), "b.mp4": scattered, "c.mp4": scattered, "d.mp3": audio_file("mp3")}
+    write_tar(tmp_path / "videos.tar", files)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    words = ("--no-progress", "--media-metadata-by-extension")
+    shown = ok("prepare-media", tmp_path, *words)
+    assert "Described 4 media" in shown
+    assert "Indexed 2 of 4 videos and audio files" in shown
+    assert "2 will be read whole: Its packets are not stored in one piece" in shown
+    index = tmp_path / ".nv-meta" / "media_index.bin"
+    assert index.exists()
+    index.unlink()
+    assert "Indexed" not in ok("prepare-media", tmp_path, *words, "--no-media-index")
+    assert not index.exists()
 
 
 @pytest.mark.parametrize("command", ["prepare", "info", "lint", "prepare-media"])

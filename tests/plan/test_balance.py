@@ -178,8 +178,8 @@ def test_golden_values() -> None:
 GOLDEN: dict[str, list[int]] = {
     "step as_dealt": [0, 0, 1, 1, 2, 2, 6, 6, 3, 9, 9, 7, 3, 10, 4, 4, 5, 10, 11, 11, 7, 8, 8, 5],
     "step pipeline": [1, 0, 2, 1, 2, 0, 7, 6, 3, 11, 9, 6, 5, 9, 3, 4, 5, 11, 10, 10, 8, 8, 7, 4],
-    "micro_batch as_dealt": [0, 1, 4, 0, 7, 10, 6, 10, 7, 9, 4, 1, 3, 2, 5, 3, 8, 11, 9, 11, 8, 6, 5, 2],
-    "micro_batch pipeline": [1, 2, 5, 1, 8, 11, 7, 11, 8, 10, 5, 2, 4, 0, 3, 4, 6, 9, 10, 9, 6, 7, 3, 0],
+    "micro_batch as_dealt": [9, 10, 1, 9, 4, 7, 3, 7, 4, 6, 1, 10, 0, 11, 2, 0, 5, 8, 6, 8, 5, 3, 2, 11],
+    "micro_batch pipeline": [10, 11, 2, 10, 5, 8, 4, 8, 5, 7, 2, 11, 1, 9, 0, 1, 3, 6, 7, 6, 3, 4, 0, 9],
 }
 GOLDEN_DIGEST = "378c3ae62598b0f50634a75b1095fa5c7eaeb7d0b68f8cc466a5a6c951576fee"
 
@@ -234,8 +234,8 @@ def test_micro_batches_of_a_mixture() -> None:
     costs, counts = costs_of_mixture(64, MODEL), np.full((64, 4), 1)
     slots = deal_balanced(costs, counts, np.zeros(256, np.int64), Balance(MODEL, per="micro_batch"))
     loads = loads_of(costs, slots, (64, 4), "micro_batch")
-    assert bound_of(costs, counts, "micro_batch") / loads.max(1).sum() >= 0.9
-    assert balance_of(loads) >= 1.2 * balance_of(loads_of(costs, np.arange(256), (64, 4), "micro_batch"))
+    assert bound_of(costs, counts, "micro_batch") / loads.max(1).sum() >= 0.94
+    assert balance_of(loads) >= 1.35 * balance_of(loads_of(costs, np.arange(256), (64, 4), "micro_batch"))
 
 
 def costs_of_mixture(ranks: int, cost: TransformerCost) -> Int64Array:
@@ -266,3 +266,13 @@ def test_invalid_options(wrong: dict[str, Any], said: str) -> None:
 def test_wrong_names_are_explained() -> None:
     with pytest.raises(ArgumentError, match="per"):
         Balance(ColumnCost(), pre="step")  # type: ignore[call-arg]
+
+
+def test_sums_over_micro_batches_are_no_less_equal_than_without_balance() -> None:
+    """Which rank has which item of a micro-batch is free where ranks wait at each: the sums of ranks decide."""
+    costs, counts = costs_of_mixture(64, MODEL), np.full((64, 4), 1)
+    slots = deal_balanced(costs, counts, np.zeros(256, np.int64), Balance(MODEL, per="micro_batch"))
+    totals = loads_of(costs, slots, (64, 4), "step").sum(-1)[0]
+    at_random = loads_of(costs, np.arange(256), (64, 4), "step").sum(-1)[0]
+    assert totals.max() < at_random.max()
+    assert totals.std() < 0.5 * at_random.std()

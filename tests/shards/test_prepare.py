@@ -347,7 +347,7 @@ def test_a_pattern_for_each_shard_is_compared_with_few() -> None:
 def test_media_are_described_each_way(tmp_path: Path, media: MediaFilter) -> None:
     expected = captions(tmp_path)
     prepare_dataset(tmp_path)
-    assert add_media_metadata(tmp_path, media) == 12
+    assert add_media_metadata(tmp_path, media).described == 12
     db = sqlite3.connect(tmp_path / ".nv-meta/index.sqlite")
     rows = dict(db.execute("SELECT entry_key, metadata_json FROM media_metadata"))
     db.close()

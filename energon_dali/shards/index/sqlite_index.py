@@ -93,6 +93,18 @@ class SqliteWriter:
         with self._writing():
             self._db.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
 
+    def count_media(self, tar: int) -> int:
+        """Returns how many parts of a shard are described."""
+        query = (
+            "SELECT count(*) FROM sample_parts JOIN samples ON samples.tar_file_id = sample_parts.tar_file_id AND "
+            "samples.sample_index = sample_parts.sample_index JOIN media_metadata ON "
+            "entry_key = sample_key || '.' || part_name WHERE sample_parts.tar_file_id = ?"
+        )
+        with self._writing():
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'sample_parts'").fetchone():
+                return 0  # an index of an old version
+            return int(self._db.execute(query, (tar,)).fetchone()[0])
+
     def add_media_filter(self, strategy: str, patterns: str) -> None:
         """Records which media were selected."""
         insert = "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)"

@@ -11,10 +11,11 @@ import base64
 import hashlib
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from energon_dali import __version__
@@ -26,12 +27,16 @@ from energon_dali.shards.storage import StoragePath
 
 BYTES_PER_WORKER = 256 << 20
 """Scanning shards of this size takes less time than starting a process."""
+INDEXED_BYTES_PER_WORKER = 32 << 20
+"""The same if videos are indexed, which takes about ten times as long."""
 ShardTask: TypeAlias = tuple[str, str | None]
 """A shard to scan, and its version if that is already known."""
 KEPT_BYTES = 256 << 20
 """What is found in local shards of less than this in all is not kept for a later run: scanning takes seconds."""
 MOST_WINDOWS_AHEAD = 8
 """Windows of one remote shard that are requested at the same time."""
+
+NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +64,9 @@ class ScanOptions:
 
 
 @contextmanager
-def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Iterator[Iterator[ShardScan]]:
+def scanning(
+    job: ShardJob, names: Sequence[str], options: ScanOptions, known: Mapping[str, str] = NOTHING_KNOWN
+) -> Iterator[Iterator[ShardScan]]:
     """Context manager around the scans of shards, in order; one per shard.
 
     What is found is kept on local disk until the block ends without an error, so that the next run need not find it
@@ -69,10 +76,13 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
         job: What to do with each shard.
         names: The shards.
         options: Where and how.
+        known: Versions of shards about which the caller knows everything. Where a shard still has its version, its
+            scan is empty, and `is_known`.
     """
-    worth_keeping = not job.root.is_local or local_bytes(job.root, names, KEPT_BYTES) >= KEPT_BYTES
+    is_slow = not job.root.is_local or job.index_media is not None
+    worth_keeping = is_slow or local_bytes(job.root, names, KEPT_BYTES) >= KEPT_BYTES
     journal = (open_journal(job) if worth_keeping else None) or ScanJournal()
-    scans = _scans(job, names, options, journal)
+    scans = _scans(job, names, options, journal, known)
     try:
         yield scans
     except BaseException:
@@ -84,11 +94,13 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
         scans.close()  # type: ignore[attr-defined]  # a generator
 
 
-def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: ScanJournal) -> Iterator[ShardScan]:
-    tasks = [(name, journal.version(name)) for name in names]
+def _scans(
+    job: ShardJob, names: Sequence[str], options: ScanOptions, journal: ScanJournal, known: Mapping[str, str]
+) -> Iterator[ShardScan]:
+    tasks = [(name, known.get(name) or journal.version(name)) for name in names]
     scan_all = partial(map_in_order, killed=_killed, arrived=journal.add)
     for scan in _scan_somewhere(job, tasks, options, scan_all):
-        if not scan.is_known:
+        if not scan.is_known or scan.shard in known:
             yield scan
             continue
         kept = journal.load(scan.shard)
@@ -103,7 +115,8 @@ def _scan_somewhere(
         yield from scan_all(partial(_index, job), tasks, 1, ray_address=options.ray_address)
         return
     if job.root.is_local:
-        num_workers = useful_workers(job.root, [shard for shard, _ in tasks], options.num_workers)
+        shards = [shard for shard, _ in tasks]
+        num_workers = useful_workers(job.root, shards, options.num_workers, bytes_per_worker(job))
         yield from scan_all(partial(_index, job), tasks, num_workers)
         return
     in_flight = options.shards_in_flight
@@ -117,21 +130,33 @@ def _scan_somewhere(
         yield scan
     rest = tasks[len(first) :]
     if rest:
-        worthwhile = workers_worthwhile(size * len(rest) // len(first))
+        worthwhile = workers_worthwhile(size * len(rest) // len(first), bytes_per_worker(job))
         num_workers = min(options.num_workers, worthwhile, len(rest), in_flight)
         yield from scan_all(scan_one, rest, num_workers, threads=-(-in_flight // num_workers))
 
 
-def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int) -> int:
-    """Returns how many processes are worth their start; this process scans small local datasets alone."""
+def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int, share: int = BYTES_PER_WORKER) -> int:
+    """Returns how many processes are worth their start; this process scans small local datasets alone.
+
+    Args:
+        root: Folder of the dataset.
+        shards: The shards.
+        num_workers: The most.
+        share: Bytes for which another process is worth its start.
+    """
     if num_workers <= 1 or not root.is_local:
         return num_workers
-    return min(num_workers, workers_worthwhile(local_bytes(root, shards, num_workers * BYTES_PER_WORKER)))
+    return min(num_workers, workers_worthwhile(local_bytes(root, shards, num_workers * share), share))
 
 
-def workers_worthwhile(size: int) -> int:
+def workers_worthwhile(size: int, share: int = BYTES_PER_WORKER) -> int:
     """Returns how many processes are worth their start for shards of a size in bytes, at least 1."""
-    return size // BYTES_PER_WORKER + 1
+    return size // share + 1
+
+
+def bytes_per_worker(job: ShardJob) -> int:
+    """Returns for how many bytes of shards another process is worth its start."""
+    return BYTES_PER_WORKER if job.index_media is None else INDEXED_BYTES_PER_WORKER
 
 
 def local_bytes(root: StoragePath, shards: Sequence[str], enough: int) -> int:
@@ -168,6 +193,7 @@ class ScanJournal(Journal):
             facts["section"] = base64.b64decode(facts["section"])
             facts["unreadable"] = [UnreadablePart(**bad) for bad in facts["unreadable"]]
             facts["media"] = [tuple(row) for row in facts["media"]]
+            facts["media_index"] = [(place, base64.b64decode(entry)) for place, entry in facts["media_index"]]
             scan = ShardScan(**facts)
             scan.extents.check()
         except (OSError, ValueError, TypeError, KeyError):

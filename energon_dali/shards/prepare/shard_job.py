@@ -36,6 +36,17 @@ class DescribeMedia(Protocol):
         """Takes (`KEY.PART`, function that returns the content); returns ("image" or "av", JSON) or None."""
 
 
+class IndexMedia(Protocol):
+    """Makes the entries of `media_index.bin`; picklable. See `av.media_indexing.MediaIndexer`."""
+
+    @property
+    def version(self) -> str:
+        """Changes if other entries would be made of the same media."""
+
+    def __call__(self, content: bytes) -> bytes:
+        """Takes the content of a video or audio file; returns its entry, or `entry_without_index`."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnreadablePart:
     """A media part whose header cannot be parsed."""
@@ -53,6 +64,8 @@ class ShardJob:
     root: StoragePath
     check_part: CheckPart | None = None
     describe_media: DescribeMedia | None = None
+    index_media: IndexMedia | None = None
+    """Indexes the videos and sounds that `describe_media` selects."""
     windows_ahead: int = field(default=0, compare=False)
     """Windows of a remote shard that are requested before they are needed."""
 
@@ -71,6 +84,8 @@ class ShardScan:
     shard_bytes: int = 0
     unreadable: list[UnreadablePart] = field(default_factory=list)
     media: list[MediaRow] = field(default_factory=list)
+    media_index: list[tuple[int, bytes]] = field(default_factory=list)
+    """(offset of the content, entry of `media_index.bin`) of each video and audio part."""
     error: str = ""
     """Why the shard cannot be used; "" if it can."""
     version: str = ""
@@ -191,6 +206,8 @@ class _Inspection:
             described = job.describe_media(name, content)
             if described is not None:
                 scan.media.append((name, *described))
+                if job.index_media is not None and described[0] == "av":
+                    scan.media_index.append((member.content_offset, job.index_media(content())))
         return facts
 
 

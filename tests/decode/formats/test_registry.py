@@ -119,7 +119,7 @@ def test_a_registered_format_is_prepared_and_described(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "k.plain").write_bytes(FILE)
-    assert add_media_metadata(str(folder), MediaFilter("EXTENSION")) == 1
+    assert add_media_metadata(str(folder), MediaFilter("EXTENSION")).described == 1
     found = SystemFileStore(folder).get_media_metadata("k.plain")
     assert (found.width, found.height, found.format) == (7, 5, "PLAIN")  # type: ignore[union-attr]
 
