@@ -250,6 +250,9 @@ from energon_dali.task_encoder.packing import (
     PackSelection as PackSelection,
     SequencePacker as SequencePacker,
 )
+from energon_dali.task_encoder.planned_packs import (
+    PlannedPacks as PlannedPacks,
+)
 from energon_dali.task_encoder.stateless import (
     stateless as stateless,
 )

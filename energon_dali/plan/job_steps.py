@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
-from typing_extensions import Self
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.global_step import BEGINNING, Cursor, Step, Uneven, step_size
 from energon_dali.plan.plan import MOST_ROWS, Plan, keep
 from energon_dali.plan.scheduled import FIRST, Base, Over, Schedule, ScheduledBlendPlan, WeightChange
+
+Steps = TypeVar("Steps", bound="JobSteps")
 
 
 @dataclass(frozen=True)
@@ -219,10 +221,10 @@ class JobSteps(Plan):
     def num_samples(self) -> int:
         return self.units.num_samples
 
-    def at_position(self, number: int) -> Self:
+    def at_position(self: Steps, number: int) -> Steps:
         return replace(self, units=self.units.at_position(number))
 
-    def continued(self, start: Cursor, world_size: int, workers: int) -> Self:
+    def continued(self: Steps, start: Cursor, world_size: int, workers: int) -> Steps:
         """Returns the plan from a step on.
 
         Args:
