@@ -247,6 +247,10 @@ def open_dataset(
     if encoder is None:
         encoder = find_encoder(options.pop("encoder", None))
     options.pop("encoder", None)
+    if "packs" in options and given.get("encoder") is None:
+        raise ConfigError(
+            f"--packs {options['packs']} needs --encoder: the task encoder that measured the samples, and builds packs."
+        )
     _make_packs_and_balance(options)
     repeat = not options.pop("no_repeat", False)
     if not options.pop("validation", False):

@@ -224,7 +224,11 @@ def test_weights_hold_in_tokens(data: Path, tmp_path: Path, monkeypatch: pytest.
         (["--blend-by", "tokens"], "needs several datasets that are blended by weight"),
         (["--blend-by", "tokens", "--validation"], "--blend-by: validation is not shuffled, has no weights"),
         (["--balance-per", "step"], "give --balance"),
-        (["--packs", "long"], "--packs long is invalid: give the length of a pack, or MODULE:NAME"),
+        (["--packs", "1000"], "--packs 1000 needs --encoder"),
+        (
+            ["--packs", "long", "--encoder", f"{__name__}:Encoder"],
+            "--packs long is invalid: give the length of a pack, or MODULE:NAME",
+        ),
         (["--balance", f"{__name__}:SAMPLES"], "cost=400 is not a cost"),
         (["--loads", "--balance", "tokens", "--plot", "loads.gif"], "give a file that ends in .png, .svg, .pdf"),
         (["--loads", "--balance", "tokens", "--plot", "no/such/folder.png"], "cannot be written: No such file"),

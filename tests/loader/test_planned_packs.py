@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import energon_dali as ed
+from energon_dali.cli.main import main
 from energon_dali.diagnosis.seen_samples import find_seen
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
@@ -429,6 +431,17 @@ def test_an_element_is_made_again_by_its_key(folder: Path) -> None:
         for batch in take(loader, 12):
             again = dataset.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
             assert again.packs == batch.packs
+
+
+def test_the_command_line_shows_states(folder: Path, tmp_path: Path) -> None:
+    _, states = Job(folder / "blend.yaml", 2, 12, 2, options={"balance": BALANCES[0]}).run(7)
+    (tmp_path / "state.json").write_text(json.dumps(states[0]))
+    done = CliRunner().invoke(main, ["checkpoint", "info", str(tmp_path / "state.json")])
+    assert done.exit_code == 0, done.output
+    assert "2 delivered, and 1 of 3 micro-batches of it" in done.output
+    assert "12 packs per step, micro-batches of 2" in done.output
+    assert "24 delivered, of up to 100 tokens, from windows of 50 samples" in done.output
+    assert f"Balance:   {BALANCES[0]!r}" in done.output
 
 
 def test_a_warning_says_that_many_samples_are_in_no_pack(folder: Path) -> None:
