@@ -24,7 +24,6 @@ from torch import nn
 from torch.nn import functional
 
 import energon_dali as ed
-from energon_dali.assembly.measuring import measure_datasets
 from energon_dali.diagnosis.planned_loads import plan_loads
 
 MAX_LENGTH, PACKS_PER_STEP = 512, 16
@@ -169,7 +168,7 @@ def prepare(folder: Path) -> None:
     blend = [{"weight": 1, "path": "captions"}, {"weight": 1, "path": "documents.jsonl"}]
     mixture = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
     (folder / "mixture.yaml").write_text(json.dumps(mixture))
-    for result in measure_datasets(str(folder / "mixture.yaml"), Encoder()):
+    for result in ed.measure_datasets(folder / "mixture.yaml", Encoder()):
         print(f"{result.path}: {result.num_measured} samples measured")
 
 
