@@ -1,17 +1,22 @@
 """How fast `energon-dali measure` is: texts and images, with one process and with several.
 
 python -m benchmarks.measuring FOLDER                    # a million texts, 50,000 images; needs 1.2 GB in FOLDER
+python -m benchmarks.measuring FOLDER --kills 20         # and killed 20 times
 python -m benchmarks.measuring FOLDER --samples 20000 --images 2000 --processes 1 2
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import io
 import json
+import random
 import resource
 import shutil
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,11 +29,14 @@ from PIL import Image
 from benchmarks.machine import describe_machine
 from energon_dali import DefaultTaskEncoder, FrontEnd, SampleDecoder, measure_datasets, stateless
 from energon_dali.shards import StoragePath, prepare_dataset
+from energon_dali.shards.measures import MeasureFile
 from energon_dali.shards.meta.dataset_config import write_dataset_config
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS_PER_SHARD, IMAGES_PER_SHARD = 10_000, 1000
 DISTINCT_IMAGES = 64
+START_SECONDS = 4.0
+"""Time that the command takes before it measures."""
 WORDS = ("a", "the", "of", "green", "small", "boat", "house", "river", "under", "walks", "sees", "old", "light", "and")
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
 
@@ -125,8 +133,40 @@ def run(root: Path, encoder: Any, processes: int) -> dict[str, Any]:
         "samples_per_second": round(result.num_samples / seconds),
         "samples_per_cpu_second": round(result.num_samples / cpu),
         "file_bytes": len(content),
-        "digest": hashlib.sha256(content).hexdigest()[:16],
+        "file_digest": hashlib.sha256(content).hexdigest()[:16],
+        "digest": values_digest(result.file.local),
     }
+
+
+def interrupted(root: Path, encoder: str, kills: int, seconds: float) -> dict[str, Any]:
+    """Returns how long the command takes if it is killed at random moments and started again, and a digest.
+
+    Args:
+        root: The dataset.
+        encoder: Name of a task encoder of this module.
+        kills: How often it is killed.
+        seconds: How long it takes undisturbed.
+    """
+    command = [sys.executable, "-m", "energon_dali", "measure", str(root), "--again", "--no-progress"]
+    command += ["--encoder", f"benchmarks.measuring:{encoder}"]
+    draw, begin = random.Random(1), time.perf_counter()
+    for _ in range(kills):
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(START_SECONDS + draw.uniform(0, 2 * seconds / (kills + 1)))
+        process.kill()
+        process.wait()
+    subprocess.run(command, cwd=ROOT, check=True)
+    (path,) = (path for path in (root / ".nv-meta").glob("measures-*.bin"))
+    elapsed = round(time.perf_counter() - begin, 1)
+    left = [str(one) for one in root.rglob("*energon-dali*")]
+    return {"data": root.name, "kills": kills, "seconds": elapsed, "digest": values_digest(path), "left": left}
+
+
+def values_digest(path: Path) -> str:
+    """Returns a digest of all values of a measure file."""
+    columns = MeasureFile(StoragePath.of(path)).description.columns
+    return hashlib.sha256("".join(column.digest for column in columns).encode()).hexdigest()[:16]
 
 
 def cpu_seconds() -> float:
@@ -135,17 +175,24 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in usage)
 
 
-def measurements(folder: Path, samples: int, num_images: int, processes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yields one result per dataset and number of processes.
+def measurements(
+    folder: Path, samples: int, num_images: int, processes: Sequence[int], kills: int
+) -> Iterator[dict[str, Any]]:
+    """Yields one result per dataset and number of processes, and one with interruptions.
 
     Raises:
         RuntimeError: Files of one dataset differ.
     """
     for root, encoder in ((texts(folder, samples), Texts()), (images(folder, num_images), Images())):
         found = [run(root, encoder, count) for count in processes]
-        if len({one["digest"] for one in found}) > 1:
+        if len({one["file_digest"] for one in found}) > 1:
             raise RuntimeError(f"{root.name}: the files differ: {found}")
         yield from found
+        if kills:
+            again = interrupted(root, type(encoder).__name__, kills, found[0]["seconds"])
+            if again["digest"] != found[0]["digest"] or again["left"]:
+                raise RuntimeError(f"{root.name}: interruptions left {again['left']}, or changed values: {again}")
+            yield again
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,11 +202,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--kills", type=int, default=0, help="Also kill the command this often.")
     parser.add_argument("--remove", action="store_true", help="Remove the data afterwards.")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/measuring.json")
     given = parser.parse_args(arguments)
     rows = []
-    for row in measurements(given.folder, given.samples, given.images, given.processes):
+    for row in measurements(given.folder, given.samples, given.images, given.processes, given.kills):
         print(json.dumps(row), flush=True)
         rows.append(row)
     given.json.write_text(json.dumps({"machine": describe_machine(), "rows": rows}, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,9 +31,11 @@ from energon_dali.assembly.measuring import MeasureResult, measure_datasets
 from energon_dali.assembly.mixture import open_sources
 from energon_dali.assembly.options import DatasetOptions, SourceOptions
 from energon_dali.decode.front_ends import FrontEnd
+from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import ConfigError, EnergonDaliError, FatalSampleError
 from energon_dali.plan.measured import SampleValues
-from energon_dali.shards import prepare_dataset, prepare_jsonl
+from energon_dali.shards import WebdatasetFolder, prepare_dataset, prepare_jsonl
+from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.measures import EstimatedValues, places
 from energon_dali.shards.meta.dataset_config import write_dataset_config
 from energon_dali.shards.storage import StoragePath
@@ -233,14 +236,21 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.sweep  # a cluster takes as long as hundreds of other tests
 @pytest.mark.timeout(300)
-def test_ray_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setattr(measuring, "CHUNK", 3)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     root = dataset(tmp_path / "data")
     measure(root, encoders.Picky())
     alone = files(root)
-    measure(root, encoders.Picky(), again=True, ray_address="local")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.assembly.measure_on_ray", str(root)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
     assert files(root) == alone
 
 
@@ -404,6 +414,28 @@ def test_estimates_stand_in_for_what_was_not_measured(tmp_path: Path) -> None:
         estimates.take("vowels", np.arange(3))
     measure(root)
     assert not isinstance(open_now(allow_estimates=True)[0], EstimatedValues)
+
+
+def test_estimates_know_what_prepare_media_has_described(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    files = {
+        f"{number}.{part}": content for number in range(3) for part, content in (("mp4", b"v" * 3000), ("txt", b""))
+    }
+    write_tar(root / "0.tar", files)
+    prepare_dataset(str(root))
+    folder = WebdatasetFolder(str(root))
+    plain = EstimatedValues(folder, part_kind).take("vision_tokens", np.arange(3))
+    assert plain.tolist() == [2, 2, 2]
+    facts = {"video_width": 280, "video_height": 280, "video_duration": 10.5}
+    rows = [("0.mp4", "av", json.dumps(facts)), ("1.mp4", "av", json.dumps({**facts, "video_width": "wide"}))]
+    with SqliteWriter(root / ".nv-meta" / "index.sqlite", samples=False, media=True) as table:
+        table.add_media(rows)
+    described = EstimatedValues(folder, part_kind).take("vision_tokens", np.arange(3))
+    assert described.tolist() == [1050, 2, 2]
+
+
+def part_kind(name: str) -> str:
+    return find_part_kind(name)[0]
 
 
 def kept(path: Path, encoder: Any, where: str) -> list[str]:

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from energon_dali import measure_datasets
 from energon_dali.cli.media_options import check_image
 from energon_dali.errors import DatasetError
 from energon_dali.shards import prepare_dataset, prepare_jsonl
 from energon_dali.view.app import listen
 from energon_dali.view.catalog import Catalog
+from tests.assembly.measured_encoders import Letters
 from tests.av.corpus import audio_file, video_file
 from tests.loader.dataset_folder import captioning_sample, prepare, write_shards
 from tests.view.page_server import PageServer, serving
@@ -273,6 +275,18 @@ def test_a_jsonl_file_has_lines_as_samples(tmp_path: Path) -> None:
         assert len(shown(server.ask("/data/0?min_bytes=16&size=96").text)) == 20
         assert "&#34;number&#34;: 77" in server.ask("/data/0/sample/77").text
         assert server.ask("/data/0/find?key=77").headers["location"] == "/data/0/sample/77"
+
+
+def test_a_sample_shows_its_measures(tmp_path: Path) -> None:
+    samples = {f"k{number}": captioning_sample(number) for number in range(3)}
+    folder = write_shards(tmp_path / "data", samples)
+    prepare(folder, {"image": "jpg,png,webp", "caption": "txt"})
+    with serving(folder, tmp_path / "scans") as server:
+        assert "Measures" not in server.ask("/data/0/sample/1").text
+        measure_datasets(folder, Letters())
+        page = server.ask("/data/0/sample/1").text
+    assert "tests.assembly.measured_encoders:Letters" in page
+    assert f'<td>text_tokens</td><td class="n">{len(samples["k1"]["txt"])}</td>' in page
 
 
 def test_a_metadataset_shows_its_datasets_and_its_mixture(dataset: Path, tmp_path: Path) -> None:

@@ -318,7 +318,10 @@ def _work(pipe: Connection, function: Callable[..., Any], threads: int, reports:
                 answer((number, False, RuntimeError(f"{type(message[2]).__name__}: {message[2]} ({error})")))
             del item, message  # before the next one is waited for
 
-    answer(None)  # before an item can end the process
+    try:
+        answer(None)  # before an item can end the process
+    except OSError:  # the parent has ended
+        os._exit(1)
     Thread(target=receive, daemon=True).start()
     for _ in range(threads - 1):
         Thread(target=serve, daemon=True).start()
