@@ -17,6 +17,7 @@ STEPS = (
     "encode_sample",
     "select_samples_to_pack",
     "postencode_sample",
+    "cut_sample",
     "pack_selected_samples",
     "batch_group_criterion",
     "batch",

@@ -78,15 +78,22 @@ def mean_sizes(measured: MeasuredRows, sources: Sequence[Source], rule: PackRule
     means = []
     for values, source in zip(measured.values, sources, strict=True):
         base, starts = source.plan.base, source.reader.shard_starts
-        total = count = 0
+        total = count = longest = 0
         for shard, first, stop in zip(base.shard.tolist(), base.start.tolist(), base.stop.tolist(), strict=True):
             begin = int(starts[shard])
             for at in range(first, stop, _AT_ONCE):
                 tokens = values.take(TOKENS, np.arange(begin + at, begin + min(at + _AT_ONCE, stop)))
+                longest = max(longest, int(tokens.max(initial=0)))
                 if rule is not None and rule.length == TOKENS:
                     tokens = rule.lengths(tokens)
                 total += int(np.maximum(tokens, 0).sum())
                 count += len(tokens)
+        if not total and rule is not None and longest > rule.max_length:
+            raise ConfigError(
+                f"The samples of {source.name} are longer than max_length={rule.max_length}, so that none is in a pack "
+                "and no share of tokens can be theirs. Give a larger max_length, override cut_sample, or leave the "
+                "dataset out."
+            )
         if not total:
             raise ConfigError(
                 f"The samples of {source.name} have no measured tokens, so no share of tokens can be theirs. Leave "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -203,7 +204,25 @@ def _global_batches(units: Plan, options: DatasetOptions, measured: MeasuredRows
             f"batch_drop_last=True leaves out a step with fewer than {batches.step_size} {items}, and a whole epoch "
             f"has {batches.num_samples}{fewer}. Give a smaller global_batch_size, or leave batch_drop_last out."
         )
+    if isinstance(batches, PackedBatchPlan) and config.rank == 0:
+        _warn_of_unpacked(batches)
     return batches
+
+
+_MANY_UNPACKED = 0.05
+"""Share of samples in no pack above which a warning says so."""
+
+
+def _warn_of_unpacked(batches: PackedBatchPlan) -> None:
+    count, too_long, unmeasured = batches.count_unpacked()
+    if too_long + unmeasured > _MANY_UNPACKED * count:
+        warnings.warn(
+            f"Of the first {count:,} samples, {too_long + unmeasured:,} are in no pack, so that they are never "
+            f"delivered: {too_long:,} are longer than max_length={batches.rule.max_length}, and {unmeasured:,} could "
+            "not be measured. Give a larger max_length, or override cut_sample; `energon-dali measure --again` says "
+            "why samples cannot be measured.",
+            stacklevel=7,
+        )
 
 
 def blended_plan(

@@ -13,6 +13,7 @@ from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
+from energon_dali.loader.state_compatibility import source_config
 from energon_dali.loader.state_file import StateFile, find_state_files, read_state_file, write_state_files
 
 _SHOWN_DATASETS = 12
@@ -135,7 +136,15 @@ def _describe_steps(states: Sequence[State], given: dict[str, int]) -> Iterator[
     yield f"Saved by:  {first['world_size']} ranks; given here: {_numbers(given)}"
     begun = f", and {cursor.micro_batch} of {per_step} micro-batches of it" if cursor.micro_batch else ""
     yield f"Steps:     {cursor.step:,} delivered{begun}; the next sample is number {cursor.unit:,} of the job"
-    yield f"Sizes:     {step_size:,} samples per step, micro-batches of {micro_batch}"
+    config = unpack_config(first)
+    packs = source_config(config).get("packs")
+    items = "samples" if packs is None else "packs"
+    yield f"Sizes:     {step_size:,} {items} per step, micro-batches of {micro_batch}"
+    if packs is not None:
+        length, window = f"{packs['max_length']:,} {packs['length']}", f"{packs['window']:,} samples"
+        yield f"Packs:     {cursor.packs:,} delivered, of up to {length}, from windows of {window}"
+    if first["balance"]:
+        yield f"Balance:   {first['balance']}"
     one = cursor.weights_over[:-1]
     for change in cursor.weights:
         until = "" if change.until is None else f", which are reached at {one} {change.until:,}"
@@ -146,7 +155,7 @@ def _describe_steps(states: Sequence[State], given: dict[str, int]) -> Iterator[
         yield "Note:      the ranks are at different positions. If these are files of two saves, give those of one."
     yield "Fits:      any number of ranks and workers"
     yield "Dataset:"
-    yield from _outline(unpack_config(first), "  ")
+    yield from _outline(config, "  ")
 
 
 def describe_unequal(state: State) -> Iterator[str]:

@@ -20,6 +20,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.plan.balance import PER
 from energon_dali.plan.global_step import UNEVEN
+from energon_dali.plan.measured import TOKENS
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -151,6 +152,15 @@ def counting_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
 
 
 _SILENT_SECONDS = 2
+_OF_TRAINING = (
+    "shuffle_buffer_size",
+    "max_samples_per_sequence",
+    "shuffle_over_epochs_multiplier",
+    "uneven",
+    "blend_by",
+    "virtual_epoch_length",
+)
+"""Options that validation does not have."""
 _COUNT = click.IntRange(min=1)
 
 dataset_options = add_options(
@@ -170,6 +180,11 @@ dataset_options = add_options(
         "--uneven",
         type=click.Choice(UNEVEN),
         help="With --global-batch-size: what happens if the ranks cannot share it equally. [default: error]",
+    ),
+    click.option(
+        "--blend-by",
+        type=click.Choice([TOKENS]),
+        help="Unit of the weights of a metadataset. With --global-batch-size, by measured tokens. [default: samples]",
     ),
     click.option(
         "--packs",
@@ -232,17 +247,22 @@ def open_dataset(
     if encoder is None:
         encoder = find_encoder(options.pop("encoder", None))
     options.pop("encoder", None)
+    if "packs" in options and given.get("encoder") is None:
+        raise ConfigError(
+            f"--packs {options['packs']} needs --encoder: the task encoder that measured the samples, and builds packs."
+        )
     _make_packs_and_balance(options)
     repeat = not options.pop("no_repeat", False)
     if not options.pop("validation", False):
         if "limit" in options:
             raise ConfigError("--limit is an option of validation: give --validation, or --virtual-epoch-length.")
         return get_train_dataset(path, worker_config=config, task_encoder=encoder, repeat=repeat, **options)
-    of_training = ("shuffle_buffer_size", "max_samples_per_sequence", "shuffle_over_epochs_multiplier", "uneven")
-    wrong = [name for name in (*of_training, "virtual_epoch_length") if name in options]
+    wrong = [name for name in _OF_TRAINING if name in options]
     if wrong:
         flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
-        raise ConfigError(f"{flags}: validation is not shuffled and has no virtual epochs. Leave the options out.")
+        raise ConfigError(
+            f"{flags}: validation is not shuffled, has no weights and no virtual epochs. Leave the options out."
+        )
     return get_val_dataset(path, worker_config=config, task_encoder=encoder, **options)
 
 

@@ -70,6 +70,19 @@ class PackedBatchPlan(GlobalBatchPlan):
         base = self.start.base if self._schedule.over == "samples" else FIRST
         return replace(samples, schedule=self._schedule, base=base, step_size=self.step_size)
 
+    def count_unpacked(self) -> tuple[int, int, int]:
+        """Returns how many samples the first window has, how many are too long for a pack, and how many not measured.
+
+        The latter two are in no pack. Where samples are cut, none is too long.
+        """
+        if not self.num_samples:
+            return 0, 0, 0
+        assert self.measured is not None
+        rows = self._packs(0).window(0).rows
+        measured = self.measured.of(self.rule.length, rows)
+        unmeasured = int((measured < 0).sum())
+        return len(rows), int((self.rule.lengths(measured) < 0).sum()) - unmeasured, unmeasured
+
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def rebased(self, start: Cursor, old_size: int) -> Cursor:

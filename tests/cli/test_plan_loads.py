@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -189,14 +190,45 @@ def test_loads_in_python(data: Path) -> None:
         )
 
 
+def test_weights_hold_in_tokens(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset whose samples are three times as long gives a third of the samples of the other one."""
+    shutil.copytree(data, tmp_path / "long")
+    blend = [{"weight": 1, "path": str(data)}, {"weight": 1, "path": "long"}]
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text(json.dumps({"__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}))
+
+    class Long(Values):
+        def take(self, name: str, numbers: Any) -> Any:
+            return 3 * super().take(name, numbers)
+
+    monkeypatch.setattr(
+        "energon_dali.assembly.measured_plan.open_measures",
+        lambda source, *_, **__: Long() if source.name.endswith("long") else Values(),
+    )
+
+    def share(*options: str) -> float:
+        document = json.loads(run(mixture, "--json", "--step", "0..31", *options))
+        datasets = [one["dataset"] for batch in document["batches"] for one in batch["samples"]]
+        return sum(name.endswith("long") for name in datasets) / len(datasets)
+
+    assert share() == pytest.approx(1 / 2, abs=0.01)
+    assert share("--blend-by", "tokens") == pytest.approx(1 / 4, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--loads"], "need --balance"),
         (["--loads", "--balance", "tokens", "--unit", "sample"], "leave --unit and --tokens out"),
         (["--loads", "--balance", "tokens", "--diff", "--seed 1"], "leave --diff and --diff-path out"),
+        (["--blend-by", "tokens"], "needs several datasets that are blended by weight"),
+        (["--blend-by", "tokens", "--validation"], "--blend-by: validation is not shuffled, has no weights"),
         (["--balance-per", "step"], "give --balance"),
-        (["--packs", "long"], "--packs long is invalid: give the length of a pack, or MODULE:NAME"),
+        (["--packs", "1000"], "--packs 1000 needs --encoder"),
+        (
+            ["--packs", "long", "--encoder", f"{__name__}:Encoder"],
+            "--packs long is invalid: give the length of a pack, or MODULE:NAME",
+        ),
         (["--balance", f"{__name__}:SAMPLES"], "cost=400 is not a cost"),
         (["--loads", "--balance", "tokens", "--plot", "loads.gif"], "give a file that ends in .png, .svg, .pdf"),
         (["--loads", "--balance", "tokens", "--plot", "no/such/folder.png"], "cannot be written: No such file"),

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import energon_dali as ed
+from energon_dali.cli.main import main
 from energon_dali.diagnosis.seen_samples import find_seen
-from energon_dali.errors import ConfigError, SkipSample
+from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
 from energon_dali.task_encoder.planned_packs import PlannedPacks
 from tests.loader.dataset_folder import prepare, write_shards
@@ -300,6 +302,32 @@ def test_a_sample_above_its_measure_is_dropped_with_the_reason(folder: Path) -> 
     assert "b003" in str(failures)
 
 
+def test_samples_above_their_measures_end_the_job_only_if_many_follow_each_other(folder: Path) -> None:
+    class Longer(Encoder):
+        def __init__(self, ending: str) -> None:
+            super().__init__()
+            self.ending = ending
+
+        def encode_sample(self, sample: Any) -> Any:
+            sample = super().encode_sample(sample)
+            return {**sample, "length": sample["length"] + sample["__key__"].endswith(self.ending)}
+
+        @ed.stateless(failure_tolerance=5)
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return super().pack_selected_samples(samples)
+
+    with Job(folder / "b", 1, 4, 2, encoder=Longer("3")).loader(0) as loader:
+        for _ in take(loader, 40):
+            pass
+        failures = loader.stats().failures
+    assert len(failures) > 5
+    with (
+        Job(folder / "b", 1, 4, 2, encoder=Longer("")).loader(0) as loader,
+        pytest.raises(FatalSampleError, match="failed 5 times in a row"),
+    ):
+        next(iter(loader))
+
+
 def test_validation_packs_each_sample_once(folder: Path) -> None:
     for world_size in (1, 3, 5):
         keys = []
@@ -403,6 +431,46 @@ def test_an_element_is_made_again_by_its_key(folder: Path) -> None:
         for batch in take(loader, 12):
             again = dataset.restore_sample(json.loads(json.dumps(batch.__restore_key__)))
             assert again.packs == batch.packs
+
+
+def test_the_command_line_shows_states(folder: Path, tmp_path: Path) -> None:
+    _, states = Job(folder / "blend.yaml", 2, 12, 2, options={"balance": BALANCES[0]}).run(7)
+    (tmp_path / "state.json").write_text(json.dumps(states[0]))
+    done = CliRunner().invoke(main, ["checkpoint", "info", str(tmp_path / "state.json")])
+    assert done.exit_code == 0, done.output
+    assert "2 delivered, and 1 of 3 micro-batches of it" in done.output
+    assert "12 packs per step, micro-batches of 2" in done.output
+    assert "24 delivered, of up to 100 tokens, from windows of 50 samples" in done.output
+    assert f"Balance:   {BALANCES[0]!r}" in done.output
+
+
+def test_a_warning_says_that_many_samples_are_in_no_pack(folder: Path) -> None:
+    def open_job(rank: int, encoder: Any = None) -> None:
+        job = Job(folder / "a", 2, 12, 2, encoder=encoder, options={"packs": PlannedPacks(50, window=160)})
+        job.loader(rank).close()
+
+    count = sum(length_of("a", number) > 50 for number in range(160))
+    message = rf"first 160 samples, {count} are in no pack.*: {count} are longer than max_length=50, and 0 could"
+    with pytest.warns(UserWarning, match=message) as found:
+        open_job(0)
+    assert found[0].filename == __file__
+    open_job(1)  # one rank says it
+
+    class Cutting(Encoder):
+        def cut_sample(self, sample: Any, length: int) -> Any:
+            return {**sample, "length": length}
+
+    open_job(0, Cutting())
+
+
+def test_shares_of_tokens_need_samples_that_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"a": Values([MAX_LENGTH + 1] * 160, "a"), "b": Values([1] * 70, "b")}
+    monkeypatch.setattr(
+        "energon_dali.assembly.measured_plan.open_measures", lambda source, *_, **__: values[Path(source.name).name]
+    )
+    job = Job(folder / "blend.yaml", 1, 12, 12, options={"blend_by": "tokens"})
+    with pytest.raises(ConfigError, match="a are longer than max_length=100, so that none is in a pack"):
+        job.loader(0)
 
 
 def test_options_that_cannot_work(folder: Path) -> None:
