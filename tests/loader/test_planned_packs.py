@@ -300,6 +300,21 @@ def test_a_sample_above_its_measure_is_dropped_with_the_reason(folder: Path) -> 
     assert "b003" in str(failures)
 
 
+def test_only_consecutive_samples_above_their_measures_end_a_run(folder: Path) -> None:
+    class Longer(Encoder):
+        def encode_sample(self, sample: Any) -> Any:
+            sample = super().encode_sample(sample)
+            return {**sample, "length": sample["length"] + sample["__key__"].endswith("3")}
+
+        @ed.stateless(restore_seeds=True, failure_tolerance=3)
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return super().pack_selected_samples(samples)
+
+    with Job(folder / "blend.yaml", 1, 12, 12, encoder=Longer()).loader(0) as loader:
+        assert len(list(take(loader, 10))) == 10
+        assert sum(loader.stats().failure_kinds.values()) > 3
+
+
 def test_validation_packs_each_sample_once(folder: Path) -> None:
     for world_size in (1, 3, 5):
         keys = []

@@ -204,6 +204,7 @@ class _PlannedPackIterator(GroupingIterator):
             try:
                 samples.append(self._dataset.fitted(sample, self._rooms[place]))
                 keys.append(key)
+                self._policy.on_success()
             except ConfigError:
                 raise
             except Exception as error:
