@@ -44,7 +44,12 @@ class PackRule:
     max_samples: int | None = None
     """Most samples in a pack; None is unlimited."""
     cuts: bool = False
-    """Whether samples that are longer than a pack are cut to its length. Otherwise they are in no pack."""
+    """Whether samples that are longer than a pack are cut to `longest`. Otherwise they are in no pack."""
+
+    @property
+    def longest(self) -> int:
+        """The longest sample that is in a pack: its length is a multiple."""
+        return self.max_length // self.multiple * self.multiple
 
     def lengths(self, measured: Int64Array) -> Int64Array:
         """Returns the lengths that samples have in a pack; -1 for those that are in none.
@@ -54,7 +59,7 @@ class PackRule:
         """
         lengths = -(-measured // self.multiple) * self.multiple
         if self.cuts:
-            lengths = np.minimum(lengths, self.max_length)
+            lengths = np.minimum(lengths, self.longest)
         planned: Int64Array = np.where((measured < 0) | (lengths > self.max_length), -1, lengths)
         return planned
 

@@ -122,7 +122,7 @@ class PlannedPackDataset(GroupingDataset):
         assert measured is not None
         source, number = self.source.place_of_key(key[key.index(UNIT_NAME) :])
         length = int(measured.values[source].take(rule.length, np.array([number]))[0])
-        return min(length, rule.max_length) if length >= 0 else rule.max_length
+        return min(length, rule.longest) if length >= 0 else rule.longest
 
     def fitted(self, sample: Any, room: int) -> Any:
         """Returns a sample that is at most as long as it should be, cut if need be.
@@ -227,7 +227,7 @@ class _PlannedPackIterator(GroupingIterator):
         assert items.bounds is not None
         assert items.lengths is not None
         self._number, self._bounds = number, items.bounds.tolist()
-        self._rooms = np.minimum(items.lengths, self._plan.rule.max_length).tolist()
+        self._rooms = np.minimum(items.lengths, self._plan.rule.longest).tolist()
 
     def __next__(self) -> Any:
         element = super().__next__()
