@@ -275,6 +275,23 @@ def test_a_pack_that_fails_takes_one_spare(folder: Path, reference: Packs) -> No
         assert all(len(pack.split(" | ")) == 1 for pack in left)
 
 
+def test_a_spare_fits_into_a_pack(folder: Path) -> None:
+    """Also where real lengths are not compared: those of the spares that the plan would pack."""
+
+    class Single(Encoder):
+        @ed.stateless(restore_seeds=True, failure_tolerance=0)
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            if len(samples) > 1:
+                raise ValueError("a bad pack")
+            return super().pack_selected_samples(samples)  # asserts the length
+
+    packs = PlannedPacks(MAX_LENGTH, window=50, real_length=None)
+    job = Job(folder / "blend.yaml", 1, 12, 12, encoder=Single(), options={"packs": packs})
+    with job.loader(0) as loader:
+        assert len(list(take(loader, 20))) == 20
+        assert not any(kind.startswith("spare") for kind in loader.stats().failure_kinds if "Assertion" in kind)
+
+
 def test_samples_that_are_too_long_are_in_no_pack_or_cut(folder: Path, reference: Packs) -> None:
     assert not any("a007" in pack for step in reference.values() for pack in step)
 
