@@ -415,6 +415,19 @@ def test_shares_of_tokens_hold(folder: Path) -> None:
     assert 0.97 < tokens["a"] / tokens["b"] < 1.03
 
 
+@pytest.mark.parametrize("options", [{"multiple": 50}, {"length": "text_tokens"}, {}])
+def test_shares_of_tokens_are_those_of_packed_samples_without_padding(folder: Path, options: Any) -> None:
+    data = folder / "blend.yaml"
+    packs = PlannedPacks(MAX_LENGTH, window=50, **options)
+    with Job(data, 1, 12, 12, options={"blend_by": "tokens", "packs": packs}).loader(0) as loader:
+        sizes = loader.dataset.global_batches.units.sizes
+    expected = []
+    for name, count in (("a", 160), ("b", 70)):
+        lengths = [length_of(name, number) for number in range(count)]
+        expected.append(sum(length for length in lengths if length <= MAX_LENGTH) / count)
+    assert sizes == pytest.approx(expected)
+
+
 def test_weights_over_tokens_change_at_their_token(folder: Path) -> None:
     blend = [
         {"weight": {"step": {0: 1, 20_000: 0}, "over": "tokens"}, "path": str(folder / "a")},
