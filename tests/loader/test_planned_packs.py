@@ -358,6 +358,24 @@ def test_validation_packs_each_sample_once(folder: Path) -> None:
         )
 
 
+def test_every_validation_has_the_same_batches(folder: Path) -> None:
+    dataset = ed.get_val_dataset(
+        folder / "blend.yaml",
+        split_part="train",
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=2,
+        global_batch_size=10,
+        task_encoder=Encoder(),
+        packs=PlannedPacks(MAX_LENGTH, window=64),
+    )
+
+    def keys(batch: Any) -> list[list[str]]:
+        return [[text.split()[0] for text in pack] for pack in batch.packs]
+
+    with ed.get_savable_loader(dataset) as loader:
+        assert [keys(batch) for batch in loader] == [keys(batch) for batch in loader]
+
+
 @pytest.mark.parametrize("weights", [None, [0.2, 0.8]])
 def test_a_checkpoint_says_which_samples_it_has_seen(folder: Path, weights: list[float] | None) -> None:
     bad = frozenset({"a003", "a017", "b002"})
