@@ -213,6 +213,12 @@ class _Reached:
                     else:
                         self._take(name, value)
                     break
+        code = function.__code__
+        keywords = function.__kwdefaults__ or {}
+        defaults = function.__defaults__ or ()
+        positional = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        for name, value in [*zip(positional, defaults, strict=True), *sorted(keywords.items())]:
+            self._take(f"default {name}", value)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
                 value = cell.cell_contents
@@ -278,6 +284,8 @@ class _Reached:
             return f"{{{', '.join(': '.join(pair) for pair in pairs)}}}"
         if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
             array = np.ascontiguousarray(np.asarray(value))
+            if array.dtype.hasobject:  # its bytes are addresses
+                return f"{array.dtype}{list(array.shape)} {self.text(array.tolist(), depth)}"
             return f"{array.dtype}{list(array.shape)} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
         if isinstance(value, FrontEnd):
             return json.dumps(_layout_config(value), sort_keys=True, default=str)

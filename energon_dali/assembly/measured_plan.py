@@ -70,7 +70,7 @@ def mean_sizes(measured: MeasuredRows, sources: Sequence[Source], rule: PackRule
     Args:
         measured: The measures.
         sources: The datasets.
-        rule: How samples are packed, where they are: those that are in no pack give no tokens.
+        rule: How samples are packed, where they are: those that are in no pack give no tokens, and padding is none.
 
     Raises:
         ConfigError: No sample of a dataset has tokens.
@@ -82,10 +82,13 @@ def mean_sizes(measured: MeasuredRows, sources: Sequence[Source], rule: PackRule
         for shard, first, stop in zip(base.shard.tolist(), base.start.tolist(), base.stop.tolist(), strict=True):
             begin = int(starts[shard])
             for at in range(first, stop, _AT_ONCE):
-                tokens = values.take(TOKENS, np.arange(begin + at, begin + min(at + _AT_ONCE, stop)))
+                numbers = np.arange(begin + at, begin + min(at + _AT_ONCE, stop))
+                tokens = values.take(TOKENS, numbers)
                 longest = max(longest, int(tokens.max(initial=0)))
-                if rule is not None and rule.length == TOKENS:
-                    tokens = rule.lengths(tokens)
+                if rule is not None:
+                    tokens = np.where(rule.lengths(values.take(rule.length, numbers)) < 0, 0, tokens)
+                    if rule.length == TOKENS:
+                        tokens = np.minimum(tokens, rule.longest)  # more are cut
                 total += int(np.maximum(tokens, 0).sum())
                 count += len(tokens)
         if not total and rule is not None and longest > rule.max_length:

@@ -42,7 +42,8 @@ class StepTimes:
     blocked_seconds: Float64Array
     """float64[n]: how long the trainer waited for batches within the step."""
     sums: Int64Array
-    """int64[n, barriers, ranks, 6]: what all ranks compute, in the terms of `fit_cost`."""
+    """int64[n, barriers, ranks, 6]: what all ranks compute, in the terms of `fit_cost`. The last step of an epoch may
+    have fewer micro-batches: its other barriers are 0."""
     costs: Int64Array | None
     """int64[n, barriers, ranks, 2]: what that costs by the balance of the job; None without one."""
 
@@ -156,10 +157,14 @@ class StepClock:
             np.array(steps, np.int64),
             np.array([seconds for _, seconds, _ in done]),
             np.array([blocked for _, _, blocked in done]),
-            np.stack(sums) if sums else np.zeros((0, 1, batches.world_size, 6), np.int64),
-            None
-            if batches.balance is None
-            else np.stack(costs)
-            if costs
-            else np.zeros((0, 1, batches.world_size, 2), np.int64),
+            _stacked(sums, (batches.world_size, 6)),
+            None if batches.balance is None else _stacked(costs, (batches.world_size, 2)),
         )
+
+
+def _stacked(steps: list[Int64Array], shape: tuple[int, int]) -> Int64Array:
+    """Returns int64[n, barriers, *shape] of int64[barriers, *shape] of n steps; nothing in barriers that one lacks."""
+    found = np.zeros((len(steps), max((len(one) for one in steps), default=1), *shape), np.int64)
+    for number, one in enumerate(steps):
+        found[number, : len(one)] = one
+    return found

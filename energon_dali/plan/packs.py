@@ -44,7 +44,12 @@ class PackRule:
     max_samples: int | None = None
     """Most samples in a pack; None is unlimited."""
     cuts: bool = False
-    """Whether samples that are longer than a pack are cut to its length. Otherwise they are in no pack."""
+    """Whether samples that are longer than a pack are cut to `longest`. Otherwise they are in no pack."""
+
+    @property
+    def longest(self) -> int:
+        """The longest sample that is in a pack: its length is a multiple."""
+        return self.max_length // self.multiple * self.multiple
 
     def lengths(self, measured: Int64Array) -> Int64Array:
         """Returns the lengths that samples have in a pack; -1 for those that are in none.
@@ -54,7 +59,7 @@ class PackRule:
         """
         lengths = -(-measured // self.multiple) * self.multiple
         if self.cuts:
-            lengths = np.minimum(lengths, self.max_length)
+            lengths = np.minimum(lengths, self.longest)
         planned: Int64Array = np.where((measured < 0) | (lengths > self.max_length), -1, lengths)
         return planned
 
@@ -224,13 +229,15 @@ class PackedUnits(Plan):
         found = kept.get(epoch)
         return keep(kept, epoch, EpochPacks(self, epoch), 4) if found is None else found  # type: ignore[no-any-return]
 
-    def make_window(self, start: int, stop: int, base: Base | None) -> Window:
+    def make_window(self, start: int, stop: int, base: Base | None, *, epoch_start: int = 0) -> Window:
         """Returns the packs of the samples start ... stop - 1.
 
         Args:
             start: First unit of the window.
             stop: Unit after its last.
             base: Where weights change over steps, from where its draws are counted.
+            epoch_start: First unit of its epoch. Where epochs have the same samples, such as in validation, their steps
+                have the same packs.
         """
         rows = self._samples_of(base).rows(start, stop)
         measured = self.measured.of(self.rule.length, rows)
@@ -238,7 +245,7 @@ class PackedUnits(Plan):
         packed = np.flatnonzero(lengths >= 0)
         bins, count = best_fit(lengths[packed], self.rule.max_length, self.rule.max_samples)
         # Best fit begins with the longest samples, and the order of steps must not follow from lengths.
-        places = permutation(count, PACKS, self.seed, start)[bins]
+        places = permutation(count, PACKS, self.seed, start - epoch_start)[bins]
         order = np.concatenate([packed[stable_order(places)], np.flatnonzero(lengths < 0)])
         bounds = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=count))])
         return Window(start, rows.take(order), bounds, measured[order])
@@ -330,6 +337,7 @@ class EpochPacks:
         size = plan.rule.window
         self.first = plan.unit if not epoch else begin
         """The unit from which on packs are counted."""
+        self._epoch_start = begin
         self._begin = begin + (self.first - begin) // size * size
         """First unit of the window that holds it."""
         self._packs = [0]
@@ -375,7 +383,8 @@ class EpochPacks:
             size = self._plan.rule.window
             start = self._begin + number * size
             base = self.base_of(number)
-            found = self._plan.make_window(start, min(start + size, self._stop), base)
+            stop = min(start + size, self._stop)
+            found = self._plan.make_window(start, stop, base, epoch_start=self._epoch_start)
             of_step = self._plan.packs_per_step // max(1, found.num_packs) + 2  # counted first, and dealt then
             keep(self._kept, number, found, max(of_step, _KEPT_UNITS // size))
         return found

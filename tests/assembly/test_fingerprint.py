@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from energon_dali import DefaultTaskEncoder
 from energon_dali.assembly.fingerprint import describe_difference, fingerprint_of, tokenizer_text
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.metadataset.reference import SourceReference
@@ -101,6 +103,28 @@ def changes(tmp_path: Path, old: str, new: str) -> str:
 )
 def test_what_hooks_reach_counts(tmp_path: Path, old: str, new: str, difference: str) -> None:
     assert changes(tmp_path, old, new) == difference
+
+
+def test_default_arguments_and_arrays_of_objects_count_by_their_values() -> None:
+    class Encoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def __init__(self, longest: int, word: str) -> None:
+            super().__init__()
+            self.words = np.array([{"word": word}], object)
+
+            def shorten(text: str, *, most: int = longest) -> str:
+                return text[:most]
+
+            self.shorten = shorten
+
+        def measure_sample(self, sample: Any) -> Any:
+            return {"text_tokens": len(self.shorten(sample.caption)) + len(self.words)}
+
+    def fingerprint(longest: int, word: str) -> dict[str, str]:
+        return fingerprint_of(LOAD, Encoder(longest, word), SourceReference("data", "train"))
+
+    assert fingerprint(1, "a") == fingerprint(1, "a")
+    assert describe_difference(fingerprint(1, "a"), fingerprint(2, "a")) == "variable default most was 1 and is 2"
+    assert "attribute words" in describe_difference(fingerprint(1, "a"), fingerprint(1, "b"))
 
 
 LAZY = """

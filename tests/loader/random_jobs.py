@@ -202,7 +202,7 @@ def random_case(folder: Path, seed: int) -> Case:
             )
         )
     packs = draw.choice([None, *(ed.PlannedPacks(PACK_LENGTH, window=size, real_length=None) for size in (7, 40, 100))])
-    blend_by = draw.choice([None, "tokens"])
+    blend_by = draw.choice([None, "tokens"]) if len(names) > 1 else None
     return Case(data, draw.choice(["spare", "spare", "shrink"]), phases, packs, blend_by)
 
 

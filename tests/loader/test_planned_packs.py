@@ -277,6 +277,23 @@ def test_a_pack_that_fails_takes_one_spare(folder: Path, reference: Packs) -> No
         assert all(len(pack.split(" | ")) == 1 for pack in left)
 
 
+def test_a_spare_fits_into_a_pack(folder: Path) -> None:
+    """Also where real lengths are not compared: those of the spares that the plan would pack."""
+
+    class Single(Encoder):
+        @ed.stateless(restore_seeds=True, failure_tolerance=0)
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            if len(samples) > 1:
+                raise ValueError("a bad pack")
+            return super().pack_selected_samples(samples)  # asserts the length
+
+    packs = PlannedPacks(MAX_LENGTH, window=50, real_length=None)
+    job = Job(folder / "blend.yaml", 1, 12, 12, encoder=Single(), options={"packs": packs})
+    with job.loader(0) as loader:
+        assert len(list(take(loader, 20))) == 20
+        assert not any(kind.startswith("spare") for kind in loader.stats().failure_kinds if "Assertion" in kind)
+
+
 def test_samples_that_are_too_long_are_in_no_pack_or_cut(folder: Path, reference: Packs) -> None:
     assert not any("a007" in pack for step in reference.values() for pack in step)
 
@@ -354,6 +371,24 @@ def test_validation_packs_each_sample_once(folder: Path) -> None:
         )
 
 
+def test_every_validation_has_the_same_batches(folder: Path) -> None:
+    dataset = ed.get_val_dataset(
+        folder / "blend.yaml",
+        split_part="train",
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=2,
+        global_batch_size=10,
+        task_encoder=Encoder(),
+        packs=PlannedPacks(MAX_LENGTH, window=64),
+    )
+
+    def keys(batch: Any) -> list[list[str]]:
+        return [[text.split()[0] for text in pack] for pack in batch.packs]
+
+    with ed.get_savable_loader(dataset) as loader:
+        assert [keys(batch) for batch in loader] == [keys(batch) for batch in loader]
+
+
 @pytest.mark.parametrize("weights", [None, [0.2, 0.8]])
 def test_a_checkpoint_says_which_samples_it_has_seen(folder: Path, weights: list[float] | None) -> None:
     bad = frozenset({"a003", "a017", "b002"})
@@ -409,6 +444,19 @@ def test_shares_of_tokens_hold(folder: Path) -> None:
         for text in (text for pack in step for text in pack.split(" | ")):
             tokens[text[0]] += int(text.split()[1])
     assert 0.97 < tokens["a"] / tokens["b"] < 1.03
+
+
+@pytest.mark.parametrize("options", [{"multiple": 50}, {"length": "text_tokens"}, {}])
+def test_shares_of_tokens_are_those_of_packed_samples_without_padding(folder: Path, options: Any) -> None:
+    data = folder / "blend.yaml"
+    packs = PlannedPacks(MAX_LENGTH, window=50, **options)
+    with Job(data, 1, 12, 12, options={"blend_by": "tokens", "packs": packs}).loader(0) as loader:
+        sizes = loader.dataset.global_batches.units.sizes
+    expected = []
+    for name, count in (("a", 160), ("b", 70)):
+        lengths = [length_of(name, number) for number in range(count)]
+        expected.append(sum(length for length in lengths if length <= MAX_LENGTH) / count)
+    assert sizes == pytest.approx(expected)
 
 
 def test_weights_over_tokens_change_at_their_token(folder: Path) -> None:

@@ -112,6 +112,19 @@ def test_what_was_planned_is_what_is_delivered(data: Path, options: dict[str, An
         assert (times.costs is None) == (options.get("balance", 0) is None)
 
 
+@pytest.mark.parametrize("packs", [None, PlannedPacks(1000, window=50, real_length=None)])
+def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(data: Path, packs: Any) -> None:
+    balance = Balance(COST, per="micro_batch")
+    with loader_of(data, world_size=1, repeat=False, balance=balance, packs=packs) as loader:
+        micro_batches = [batch.micro_batch for batch in loader]
+        times = loader.step_times()
+    last = micro_batches[-1] + 1
+    assert last < 12
+    assert times.sums[-2].any(axis=(1, 2)).all()
+    assert times.sums[-1].any(axis=(1, 2)).tolist() == [True] * last + [False] * (12 - last)
+    assert 0 <= times.planned_waiting_share() < 1
+
+
 def test_planned_seconds_are_in_the_unit_of_the_measured_ones(data: Path) -> None:
     with loader_of(data) as loader:
         for batch in loader:

@@ -203,6 +203,8 @@ class _GlobalBatchIterator(GroupingIterator):
             for stage in self._hooks:
                 key = (type(stage).__name__, key[1], *key)
             if self._packs is not None:
+                if not self._packs.is_planned(key):
+                    continue
                 key = self._packs.key_of(number, place, key)
             try:
                 return self._dataset.dataset.restore_sample(key), key

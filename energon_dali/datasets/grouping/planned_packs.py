@@ -17,6 +17,7 @@ from energon_dali.datasets.source import SourceDataset, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan.packed_batches import PackedBatchPlan
+from energon_dali.plan.rng import Int64Array
 from energon_dali.samples.base import Key, set_restore_key
 
 _PREFIX = 4
@@ -116,13 +117,22 @@ class PlannedPackDataset(GroupingDataset):
         """
         return self.fitted(self.dataset.restore_sample(key), self._room_of(key))
 
+    def is_planned(self, key: Key) -> bool:
+        """Returns whether the plan packs the sample of a key: it was measured, and fits."""
+        return bool(self.plan.rule.lengths(self._measured_of(key))[0] >= 0)
+
     def _room_of(self, key: Key) -> int:
         """Returns the length that a sample may have, from its key."""
+        longest = self.plan.rule.longest
+        length = int(self._measured_of(key)[0])
+        return min(length, longest) if length >= 0 else longest
+
+    def _measured_of(self, key: Key) -> Int64Array:
+        """Returns int64[1]: the measured length of a sample, from its key."""
         rule, measured = self.plan.rule, self.plan.measured
         assert measured is not None
         source, number = self.source.place_of_key(key[key.index(UNIT_NAME) :])
-        length = int(measured.values[source].take(rule.length, np.array([number]))[0])
-        return min(length, rule.max_length) if length >= 0 else rule.max_length
+        return measured.values[source].take(rule.length, np.array([number]))
 
     def fitted(self, sample: Any, room: int) -> Any:
         """Returns a sample that is at most as long as it should be, cut if need be.
@@ -227,7 +237,7 @@ class _PlannedPackIterator(GroupingIterator):
         assert items.bounds is not None
         assert items.lengths is not None
         self._number, self._bounds = number, items.bounds.tolist()
-        self._rooms = np.minimum(items.lengths, self._plan.rule.max_length).tolist()
+        self._rooms = np.minimum(items.lengths, self._plan.rule.longest).tolist()
 
     def __next__(self) -> Any:
         element = super().__next__()
