@@ -19,7 +19,7 @@ from energon_dali.datasets.grouping.global_batch import OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.row_sources import Source
 from energon_dali.errors import ConfigError, EmptyDatasetError
-from energon_dali.metadataset.reference import ResolvedBlend
+from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.plan.balance import Balance
 from energon_dali.plan.global_step import Uneven
 from energon_dali.shards.documents.content import excerpt
@@ -104,7 +104,7 @@ def get_train_dataset(
         return FollowedDataset(options.worker_config, asked)
     blend, opened = open_sources(path, options, plain=bool(overridden_build_hooks(options.encoder)))
     if repeat:
-        _refuse_empty(opened, split_part, hint=".")
+        _refuse_empty(blend.sources, opened, split_part, hint=".")
     return _tree_of(blend, opened, options, asked)
 
 
@@ -158,7 +158,7 @@ def get_val_dataset(
         return FollowedDataset(options.worker_config, asked)
     blend, opened = open_sources(path, options, plain=bool(overridden_build_hooks(options.encoder)))
     if not allow_empty:
-        _refuse_empty(opened, split_part)
+        _refuse_empty(blend.sources, opened, split_part)
     return _tree_of(blend, opened, options, asked)
 
 
@@ -194,8 +194,8 @@ def get_val_datasets(
         )
     asked = _describe_call("get_val_datasets", path, options)
     blend, opened = open_sources(path, options, plain=bool(overridden_build_hooks(options.encoder)))
-    for one in () if allow_empty else opened:
-        _refuse_empty([one], split_part)
+    for reference, one in () if allow_empty else zip(blend.sources, opened, strict=True):
+        _refuse_empty([reference], [one], split_part)
     return [
         (_tree_of(replace(blend, sources=(reference,)), [one], options, asked), one.source)
         for reference, one in zip(blend.sources, opened, strict=True)
@@ -245,12 +245,21 @@ def _describe_call(function: str, path: AnyPath, options: DatasetOptions) -> str
 
 
 def _refuse_empty(
+    references: Sequence[SourceReference],
     opened: Sequence[LoadedSource],
     split_part: str,
     hint: str = ", or pass allow_empty=True to validate on nothing.",
 ) -> None:
     """Refuses datasets that have no samples in total: training or validation on nothing would look like success."""
     if not any(one.source.num_samples for one in opened):
+        subsets = [reference.subset for reference in references]
+        conditions = sorted({str(one.where) for one in subsets if one is not None and one.where is not None})
+        if conditions:
+            raise EmptyDatasetError(
+                f"{', '.join(one.source.name for one in opened)} has no sample in the split part {split_part!r} that "
+                f"fulfils where: {' and '.join(conditions)}. `energon-dali info` shows the range of each measure. "
+                f"Write a condition that some samples fulfil{hint}"
+            )
         raise EmptyDatasetError(
             f"{', '.join(one.source.name for one in opened)} has no sample in the split part {split_part!r}. Prepare "
             f"the dataset with a split that gives this part some (a split takes whole shards), or choose another "

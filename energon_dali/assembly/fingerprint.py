@@ -254,13 +254,25 @@ class _Reached:
             self.visit(value)
         elif isinstance(value, type):
             if _is_users(value):
-                self._add(f"source of {value.__qualname__}", _digest(source_of(value)))
+                self._take_class(value)
         elif callable(value) and not _has_state(value):
             pass  # a function of a library
         elif is_attribute:
             self._waiting.append((name, value))
         else:
             self._add(f"variable {name}", _short(self.text(value)))
+
+    def _take_class(self, kind: type[Any]) -> None:
+        """Adds the source of a class, and what its methods refer to."""
+        self._add(f"source of {kind.__qualname__}", _digest(source_of(kind)))
+        if id(kind) in self._seen:
+            return
+        self._seen.add(id(kind))
+        self._kept.append(kind)
+        for member in list(vars(kind).values()):
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if isinstance(function, FunctionType):
+                self._follow(function)
 
     def text(self, value: Any, depth: int = 0) -> str:
         """Returns a value as text, the same in every process."""
@@ -305,7 +317,7 @@ class _Reached:
             return tokenizer
         kind = type(value)
         if _is_users(kind):
-            self._add(f"source of {kind.__qualname__}", _digest(source_of(kind)))
+            self._take_class(kind)
         if is_dataclass(value):
             return (
                 f"{kind.__qualname__} {self.text({one.name: getattr(value, one.name) for one in fields(value)}, depth)}"

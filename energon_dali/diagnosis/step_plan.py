@@ -29,6 +29,7 @@ from energon_dali.decode import MediaHandle
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import LoaderIdentity
+from energon_dali.plan.packed_batches import PackedBatchPlan
 from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
 from energon_dali.shards.documents.state_entries import MAX_COUNT, restore_stream
@@ -302,6 +303,9 @@ def _plan_of_job(
     notes = ["These are steps of the job. A sample that fails moves no other; on_missing says what takes its place."]
     if last < steps.stop and (length is not None or not batches.is_endless):
         notes.append(f"The data ends after step {last - 1}." if rows else "The data ends before.")
+    if isinstance(batches, PackedBatchPlan):
+        count, size = batches.num_counted_windows, batches.rule.window
+        notes.append(f"{count:,} windows of {size:,} samples were packed to count the packs up to these steps.")
     return StepPlan(range(steps.start, last), notes, rows, plans, count_tokens)
 
 

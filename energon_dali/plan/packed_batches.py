@@ -146,6 +146,11 @@ class PackedBatchPlan(GlobalBatchPlan):
     def _packs(self, epoch: int) -> EpochPacks:
         return self.resolved_units.packs_of(epoch)
 
+    @property
+    def num_counted_windows(self) -> int:
+        """Number of windows of the first epoch whose packs this thread has counted."""
+        return self._packs(0).num_counted
+
     def steps_per_pass(self) -> int:
         if not self.num_samples:
             return 0

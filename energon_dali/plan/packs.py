@@ -362,6 +362,11 @@ class EpochPacks:
         """Number of windows of the epoch, from the one that holds the first unit on."""
         return -(-(self._stop - self._begin) // self._plan.rule.window)
 
+    @property
+    def num_counted(self) -> int:
+        """Number of windows whose packs were counted."""
+        return len(self._packs) - 1
+
     def window_of(self, unit: int) -> int:
         """Returns the number of the window that holds a unit, from the first one on.
 

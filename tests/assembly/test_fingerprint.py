@@ -22,6 +22,7 @@ from energon_dali import DefaultTaskEncoder, SampleDecoder, stateless
 
 LIMIT = 10
 UNUSED = 1
+UNKNOWN = 0
 
 
 def clean(text):
@@ -33,7 +34,7 @@ class Tokenizer:
         self.words = words
 
     def __call__(self, text):
-        return [self.words.get(word, 0) for word in text.split()]
+        return [self.words.get(word, UNKNOWN) for word in text.split()]
 
 
 class Encoder(DefaultTaskEncoder):
@@ -93,6 +94,7 @@ def changes(tmp_path: Path, old: str, new: str) -> str:
         ("text.split()", 'text.split(" ")', "source of Tokenizer changed"),
         ("clean(text))[:LIMIT]", "clean(text))", "source of Encoder.tokens changed; variable LIMIT is gone"),
         ("pad = 0", "pad = 0\n    measure_version = 2", "measure_version was 0 and is 2"),
+        ("UNKNOWN = 0", "UNKNOWN = 1", "variable UNKNOWN was 0 and is 1"),
         ("pad = 0", "pad = 1", ""),
         ("UNUSED = 1", "UNUSED = 2", ""),
         ("self.unused = 5", "self.unused = 6", ""),

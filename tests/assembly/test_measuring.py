@@ -465,7 +465,7 @@ def test_subsets_choose_samples_by_their_measures(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"no values named 'words'.*text_tokens"):
         kept(root, encoder, "words > 3")
-    with pytest.raises(EnergonDaliError, match="no sample"):
+    with pytest.raises(EnergonDaliError, match=r"no sample .* that fulfils where: tokens > 300\. `energon-dali info`"):
         get_train_dataset(str(root), task_encoder=encoder, subset={"where": "tokens > 300"})
 
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import energon_dali as ed
 from energon_dali.cli.main import main
 from energon_dali.diagnosis.seen_samples import find_seen
+from energon_dali.diagnosis.step_plan import plan_steps
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
 from energon_dali.task_encoder.planned_packs import PlannedPacks
@@ -432,6 +433,14 @@ def test_steps_that_are_left_out_move_no_other(folder: Path, reference: Packs) -
             batch = next(iter(loader)) if number == 0 else next(loader)
             assert batch.step == number
             assert sorted(" | ".join(sorted(pack)) for pack in batch.packs) == reference[number]
+
+
+def test_a_plan_says_how_many_windows_it_counts(folder: Path) -> None:
+    with Job(folder / "blend.yaml", 1, 12, 12).loader(0) as loader:
+        dataset = loader.dataset
+    plan = plan_steps(dataset, range(20, 21))
+    counted = int(next(note for note in plan.notes if "windows of 50 samples" in note).split()[0])
+    assert 20 < counted < 80
 
 
 def test_shares_of_tokens_hold(folder: Path) -> None:
