@@ -440,7 +440,7 @@ def test_a_plan_says_how_many_windows_it_counts(folder: Path) -> None:
         dataset = loader.dataset
     plan = plan_steps(dataset, range(20, 21))
     counted = int(next(note for note in plan.notes if "windows of 50 samples" in note).split()[0])
-    assert 20 < counted < 80
+    assert 10 < counted < 20  # with 17 or so packs each, for 252 packs
 
 
 def test_shares_of_tokens_hold(folder: Path) -> None:
