@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
@@ -34,6 +34,7 @@ from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, T
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
+from energon_dali.loader.source_losses import SourceLosses
 from energon_dali.loader.statistics import LoaderStatistics, planned_shares
 from energon_dali.loader.step_times import StepClock, StepTimes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
@@ -147,6 +148,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         self._begun = False
         self._job = None if self._tree.global_batches is None else GlobalJob(self._tree)
         self._steps = StepClock()
+        self._losses: SourceLosses | None = None
         self._epoch = self._given = 0
         self._must_compare = self._options.check_plan
         self._pid = os.getpid()
@@ -354,9 +356,36 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
+        losses = {} if self._losses is None else self._losses.totals()
         return LoaderStatistics.collect(
-            self._metrics.snapshot(), planned_blend=self._planned_blend(), **self._clock.times()
+            self._metrics.snapshot(), planned_blend=self._planned_blend(), losses=losses, **self._clock.times()
         )
+
+    def report_losses(self, batch: Any, losses: Iterable[Any], weights: Iterable[Any] | None = None) -> None:
+        """Counts the losses of the samples of a batch for their datasets, which `stats().losses` shows.
+
+        Nothing is communicated: each rank has its own.
+
+        Args:
+            batch: A batch of this loader, with its `__restore_key__`.
+            losses: The mean loss of each sample, in the order of the batch; of a pack, of each of its samples. Numbers
+                or a tensor of them.
+            weights: What each is a mean over, such as its predicted tokens; None counts samples.
+
+        Raises:
+            ConfigError: The batch has no restore key, there is not one loss for each sample, or another rank reads the
+                dataset.
+        """
+        if self._losses is None:
+            try:
+                names = source_of(self._tree).names
+            except ValueError:
+                raise ConfigError(
+                    "report_losses counts losses by dataset, and this loader reads datasets that were put together by "
+                    "hand, or by another rank. Give get_train_dataset a metadataset."
+                ) from None
+            self._losses = SourceLosses(names)
+        self._losses.add(batch, losses, weights)
 
     def step_times(self, last: int = 16) -> StepTimes:
         """Returns what the last steps of a job with global batches took, next to what was planned for each rank.

@@ -40,6 +40,9 @@ class LoaderStatistics:
     """Shares of a blend with global batches in the steps that were delivered, of all ranks, by name: `wanted` samples,
     the integral of the weights, `planned` samples, those that the plan has, and the shares `wanted_share` and
     `planned_share`. Counted since steps have their present size, and equal on all ranks."""
+    losses: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Losses that the trainer reported, by dataset: the mean `loss`, their `sum` and what it is a mean over, `weight`.
+    Those of this rank."""
     retries: dict[str, int] = field(default_factory=dict)
     """Requests for data that were repeated, by store: a mount point, or scheme and host or bucket."""
     requests: dict[str, float] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class LoaderStatistics:
 
         Args:
             record: What the metrics of all processes counted, see `Metrics.snapshot`.
-            **trainer: The first five fields, which the trainer's clock measured, and `planned_blend`.
+            **trainer: The first five fields, which the trainer's clock measured, `planned_blend` and `losses`.
         """
         counts = dict(record["counts"])
         return cls(
@@ -129,6 +132,7 @@ class LoaderStatistics:
             block_bytes=self.block_bytes - earlier.block_bytes,
             blend=take_shares(drawn),
             planned_blend=_planned_since(self.planned_blend, earlier.planned_blend),
+            losses=_losses_since(self.losses, earlier.losses),
             retries=_less(self.retries, earlier.retries),
             requests=requests,
             counts=_less(self.counts, earlier.counts),
@@ -158,6 +162,7 @@ class LoaderStatistics:
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
         rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]
         rows += [(f"planned {name}", _planned_text(row)) for name, row in self.planned_blend.items()]
+        rows += [(f"loss of {name}", f"{row['loss']:.4f}") for name, row in self.losses.items()]
         rows += [(f"retries of {name}", str(count)) for name, count in sorted(self.retries.items())]
         if self.requests:
             rows.append(("requests", f"{self.requests['requests']:.0f}, {self.requests['in_flight']:.1f} in flight"))
@@ -228,6 +233,28 @@ def planned_shares(
         name: {"wanted": want, "planned": have, "wanted_share": want / total, "planned_share": have / total}
         for name, want, have in zip(names, wanted, planned, strict=True)
     }
+
+
+def losses_of(sums: dict[str, float], weights: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Returns the mean loss, the sum and the weight of each dataset that has any.
+
+    Args:
+        sums: Weighted sums of losses, by dataset.
+        weights: Sums of their weights.
+    """
+    return {
+        name: {"loss": sums[name] / weight, "sum": sums[name], "weight": weight}
+        for name, weight in weights.items()
+        if weight > 0
+    }
+
+
+def _losses_since(new: dict[str, dict[str, float]], old: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns the losses that were reported after an earlier snapshot."""
+    sums, weights = (
+        {name: row[kind] - old.get(name, {}).get(kind, 0.0) for name, row in new.items()} for kind in ("sum", "weight")
+    )
+    return losses_of(sums, weights)
 
 
 def _planned_since(new: dict[str, dict[str, float]], old: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import energon_dali as ed
@@ -433,6 +434,39 @@ def test_steps_that_are_left_out_move_no_other(folder: Path, reference: Packs) -
             batch = next(iter(loader)) if number == 0 else next(loader)
             assert batch.step == number
             assert sorted(" | ".join(sorted(pack)) for pack in batch.packs) == reference[number]
+
+
+def test_losses_are_counted_by_dataset(folder: Path) -> None:
+    with Job(folder / "blend.yaml", 1, 12, 3, encoder=Encoder(frozenset({"a003", "b002"}))).loader(0) as loader:
+        batches = take(loader, 20)
+        sums: Counter[str] = Counter()
+        weights: Counter[str] = Counter()
+        middle = loader.stats()
+        for number, batch in enumerate(batches):
+            texts = [text for pack in batch.packs for text in pack]
+            lengths = [int(text.split()[1]) for text in texts]
+            losses = torch.tensor(
+                [1.0 if text[0] == "a" else length / 100 for text, length in zip(texts, lengths, strict=True)]
+            )
+            loader.report_losses(batch, losses, lengths)
+            if number == 9:
+                middle = loader.stats()
+                sums.clear()
+                weights.clear()
+            else:
+                for text, length, loss in zip(texts, lengths, losses.tolist(), strict=True):
+                    sums[text[0]] += loss * length
+                    weights[text[0]] += length
+        found = loader.stats().since(middle).losses
+        assert {name: row["loss"] for name, row in found.items()} == pytest.approx(
+            {name: sums[name] / weights[name] for name in ("a", "b")}
+        )
+        assert found["a"]["loss"] == pytest.approx(1.0)
+        assert found["b"]["weight"] == weights["b"]
+        with pytest.raises(ConfigError, match=r"given 1 losses and 1 weights for a batch of \d+ samples"):
+            loader.report_losses(batch, [1.0])
+        with pytest.raises(ConfigError, match="without a __restore_key__"):
+            loader.report_losses(object(), [1.0])
 
 
 def test_a_plan_says_how_many_windows_it_counts(folder: Path) -> None:
