@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.calls import NOT_AWAITED
 from energon_dali.datasets.metrics import FailureRecord
-from energon_dali.datasets.restore_key import expect_name, key_from_json
+from energon_dali.datasets.restore_key import expect_name, key_from_json, step_of_key
 from energon_dali.error_handlers import LOGGER, log_exception
 from energon_dali.errors import (
     DecodeError,
@@ -23,14 +23,12 @@ from energon_dali.errors import (
     StoreUnavailableError,
     WorkerError,
 )
-from energon_dali.plan.global_step import unit_of_number
 from energon_dali.samples.base import Key, set_restore_key
 from energon_dali.task_encoder.context import batch_context, call_in_context, call_in_step, sample_context
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import StreamContext
-    from energon_dali.plan.global_batches import GlobalBatchPlan
     from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_FAILURE_TOLERANCE = 100
@@ -313,6 +311,8 @@ class HookRunner:
 
         self._number = 0
         """Number of the loaded input over all streams; of a global batch, its first unit."""
+        self._step: int | None = None
+        """Its step in a job with global batches."""
 
     @property
     def global_index(self) -> int:
@@ -326,6 +326,7 @@ class HookRunner:
             self._number = self.index * self._num_streams + self._stream
         else:
             self._number = keys[1] if isinstance(keys[0], str) else keys[0][1]
+            self._step = step_of_key(keys)
         if self.is_generator:
             self._outputs = iter(self._function(argument))
 
@@ -337,13 +338,12 @@ class HookRunner:
         """
         start = time.perf_counter()
         try:
-            if self._batches is not None and self._outputs is None:
-                step = self._batches.step_of(unit_of_number(self._number))
-                result = call_in_step(step, self._number, self._seed, self._function, self._argument)
+            if self._step is not None and self._outputs is None:
+                result = call_in_step(self._step, self._number, self._seed, self._function, self._argument)
             elif self._outputs is None and self._samples_per_batch is None:
                 result = call_in_context(self._number, self._seed, self._function, self._argument)
             else:
-                with hook_context(self._number, self._seed, self._samples_per_batch, self._num_streams, self._batches):
+                with hook_context(self._number, self._seed, self._samples_per_batch, self._num_streams, self._step):
                     result = self._function(self._argument) if self._outputs is None else next(self._outputs)
         except StopIteration as end:
             if self._outputs is None:  # raised by a plain function, it would silently end the epoch
@@ -394,7 +394,7 @@ class HookRunner:
 
 
 def hook_context(
-    index: int, seed: int, samples_per_batch: int | None, num_streams: int, batches: GlobalBatchPlan | None
+    index: int, seed: int, samples_per_batch: int | None, num_streams: int, step: int | None
 ) -> AbstractContextManager[object]:
     """Returns the context of a hook: what it reads as `current_sample_index` and `current_batch_index`.
 
@@ -404,10 +404,10 @@ def hook_context(
         samples_per_batch: If the hook runs ahead of the batches, in workers, how many of its inputs make one; else
             None. Which samples later stages drop is unknown there: the number of the batch counts all samples.
         num_streams: Of the job.
-        batches: The global batches, with which the number of the batch is that of the step; None without them.
+        step: With global batches, the step, which is the number of the batch; None without them.
     """
-    if batches is not None:
-        batch = batches.step_of(unit_of_number(index))
+    if step is not None:
+        batch = step
     elif samples_per_batch is None:
         return sample_context(index, seed)
     else:
@@ -456,7 +456,8 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
     argument = remake(input_key(owner, function, key))
     key = key_from_json(key)
     num_streams, samples_per_batch = owner.worker_config.layout.num_streams, getattr(owner, "samples_per_batch", None)
-    with hook_context(key[1], owner.hook_seed, samples_per_batch, num_streams, owner.global_batches):
+    step = None if owner.global_batches is None else step_of_key(key)
+    with hook_context(key[1], owner.hook_seed, samples_per_batch, num_streams, step):
         if not inspect.isgeneratorfunction(function):
             return set_restore_key(function(argument), key)
         offset = key[2]

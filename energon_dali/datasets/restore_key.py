@@ -10,7 +10,9 @@ from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt
 
 UNIT_NAME = "Unit"
-"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the stream's epoch, place, ...)."""
+"""Begins the key of a sample of a global batch: (UNIT_NAME, unit, micro-batch of the epoch, place, step, ...)."""
+UNIT_NUMBERS = 4
+"""Numbers that follow it."""
 _KEYS_AT_ONCE = 64
 """Number of elements of a buffer that are read and decoded together after a restore."""
 
@@ -43,6 +45,18 @@ def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
             "this dataset; keys of another dataset, or of one built with other hooks, cannot be restored here."
         )
     return key_from_json(key)
+
+
+def step_of_key(key: Key) -> int:
+    """Returns the step of a global batch, from the key of one of its elements, or those of several.
+
+    Args:
+        key: Of a sample, a pack or a batch.
+    """
+    while UNIT_NAME not in key:
+        key = next(part for part in key if isinstance(part, tuple))
+    step: int = key[key.index(UNIT_NAME) + UNIT_NUMBERS]
+    return step
 
 
 def try_restore(restore: Callable[[Key], Any], key: Key) -> Any:

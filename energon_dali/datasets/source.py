@@ -13,7 +13,7 @@ from energon_dali.datasets.fetch import Fetch
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS, ShareFeedback
-from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
+from energon_dali.datasets.restore_key import UNIT_NAME, UNIT_NUMBERS, expect_name
 from energon_dali.datasets.row_sources import RawReader, Source, short_names
 from energon_dali.datasets.stream import (
     MOST_PLANNED_SAMPLES,
@@ -36,7 +36,6 @@ from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
 MIXTURE_NAME = "BlendDataset"  # Energon's name
-_UNIT_NUMBERS = 3
 _PLACES_PLANNED = 1024
 READ_SIZE = 32
 """Samples that are read together from a disk."""
@@ -61,7 +60,7 @@ def source_of(dataset: SavableDataset[Any]) -> SourceDataset:
 
 def _without_unit(key: Key) -> Key:
     """Returns the key of a sample without its place in a global batch."""
-    return key[1 + _UNIT_NUMBERS :] if key and key[0] == UNIT_NAME else key
+    return key[1 + UNIT_NUMBERS :] if key and key[0] == UNIT_NAME else key
 
 
 class SourceDataset(SavableDataset[Any]):
@@ -208,7 +207,7 @@ class SourceDataset(SavableDataset[Any]):
                     set_restore_key(sample, (*unit, *self.key_of(number, *key[1:])))
         return made
 
-    def spare_key(self, unit: int, source: int, attempt: int, number: int, place: int) -> Key:
+    def spare_key(self, unit: int, source: int, attempt: int, number: int, place: int, step: int) -> Key:
         """Returns the restore key of the sample that takes the place of one that failed, in a global batch.
 
         Args:
@@ -217,11 +216,12 @@ class SourceDataset(SavableDataset[Any]):
             attempt: How many spares of it failed before.
             number: Number of its micro-batch in the epoch of its stream.
             place: Its place in that.
+            step: Its step.
         """
         seed = self.worker_config.seed_offset
         index = spare_number(seed, unit, attempt, self.sources[source].num_samples)
         own = self.key_of(source, self.sources[source].number_of(index), spare_pass(unit, attempt))
-        return (UNIT_NAME, spare_unit(unit, attempt), number, place, *own)
+        return (UNIT_NAME, spare_unit(unit, attempt), number, place, step, *own)
 
     def place_of_key(self, key: Key) -> tuple[int, int]:
         """Returns (number of the source, number in it) of the sample of a key.
@@ -236,7 +236,7 @@ class SourceDataset(SavableDataset[Any]):
 
     def _unit_of(self, key: Key) -> Key:
         """Returns the first part of a key, which says the place of the sample in a global batch; () without them."""
-        return expect_name(key, UNIT_NAME, _UNIT_NUMBERS)[: 1 + _UNIT_NUMBERS] if self.global_batches else ()
+        return expect_name(key, UNIT_NAME, UNIT_NUMBERS)[: 1 + UNIT_NUMBERS] if self.global_batches else ()
 
     def _source_of(self, key: Key) -> int:
         key = key[len(self._unit_of(key)) :]
@@ -406,7 +406,7 @@ class _Places:
         self._first, self._known = 0, list[Key]()
 
     def at(self, row: int, end: int) -> Key:
-        """Returns (UNIT_NAME, unit, number of the micro-batch in the epoch of the stream, place in it).
+        """Returns (UNIT_NAME, unit, number of the micro-batch in the epoch of the stream, place in it, step).
 
         Args:
             row: Position in the stream.

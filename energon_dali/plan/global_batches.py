@@ -298,12 +298,13 @@ class GlobalBatchPlan(JobSteps):
         start, stop, stream = self.check_range(start, stop, stream)
         return Rows.joined([micro_batch.rows for _, micro_batch in self._between(start, stop, stream)])
 
-    def places(self, start: int, stop: int, stream: int = 0) -> list[tuple[int, int, int]]:
-        """Returns (unit, number of the micro-batch in its epoch, place in it) of rows of a stream."""
+    def places(self, start: int, stop: int, stream: int = 0) -> list[tuple[int, int, int, int]]:
+        """Returns (unit, number of the micro-batch in its epoch, place in it, its step) of rows of a stream."""
         start, stop, stream = self.check_range(start, stop, stream)
         found = []
         for (number, place), micro_batch in self._between(start, stop, stream):
-            found += [(unit, number, place + n) for n, unit in enumerate(micro_batch.units.tolist())]
+            step = micro_batch.step.number
+            found += [(unit, number, place + n, step) for n, unit in enumerate(micro_batch.units.tolist())]
         return found
 
     def _between(self, start: int, stop: int, stream: int) -> list[tuple[tuple[int, int], MicroBatch]]:

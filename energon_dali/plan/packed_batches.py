@@ -182,19 +182,8 @@ class PackedBatchPlan(GlobalBatchPlan):
         return Step(self._first_step(epoch) + number, unit, stop - unit, items, self._micro_batches(items))
 
     def step_of(self, unit: int) -> int:
-        if unit < self.start.unit:  # an element of a step before the start is made again
-            return replace(
-                self, start=Cursor(weights=self.start.weights, weights_over=self.start.weights_over)
-            ).step_of(unit)
-        kept = self._kept("step_of")
-        first, stop, found = kept.get("", (0, 0, 0))
-        if not first <= unit < stop:
-            epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
-            found = self._packs(epoch).packs_before(unit) // self.step_size
-            step = self._step_of_epoch(epoch, found)
-            found = step.number
-            kept[""] = step.first_unit, step.first_unit + step.size, found
-        return found  # type: ignore[no-any-return]
+        epoch = 0 if self.is_endless else self.units.epoch_at(unit) - self._first_epoch
+        return self._first_step(epoch) + self._packs(epoch).packs_before(unit) // self.step_size
 
     def cursor_after(self, units: int, step: int | None = None) -> Cursor:
         """Returns where a job continues that has passed packs: those of whole steps, delivered or left out.

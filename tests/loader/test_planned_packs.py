@@ -524,6 +524,21 @@ def test_an_element_is_made_again_by_its_key(folder: Path) -> None:
             assert again.packs == batch.packs
 
 
+@pytest.mark.parametrize("packs", [None, PlannedPacks(MAX_LENGTH, window=50)])
+def test_an_element_is_made_again_after_other_steps_and_weights(folder: Path, packs: Any) -> None:
+    job = Job(folder / "blend.yaml", 1, 12, 3, options={"packs": packs})
+    with job.loader(0) as loader:
+        first = list(take(loader, 8))
+        state = loader.save_state_rank()
+    with Job(folder / "blend.yaml", 1, 6, 3, options={"packs": packs}).loader(0) as loader:
+        loader.restore_state_rank(state)
+        loader.set_weights([0.1, 0.9], from_step=3)
+        later = list(take(loader, 12))
+        for batch in (*first, *later):
+            again = loader.restore_sample(batch.__restore_key__)
+            assert again.packs == batch.packs
+
+
 def test_the_command_line_shows_states(folder: Path, tmp_path: Path) -> None:
     _, states = Job(folder / "blend.yaml", 2, 12, 2, options={"balance": BALANCES[0]}).run(7)
     (tmp_path / "state.json").write_text(json.dumps(states[0]))

@@ -96,7 +96,7 @@ def _check_streams(plan: GlobalBatchPlan, draw: random.Random, epochs: int) -> N
         last = draw.randint(first, len(rows))
         assert plan.rows(begin + first, begin + last, stream).as_tuples() == rows[first:last]
         found = plan.places(begin + first, begin + last, stream)
-        assert [unit for unit, _, _ in found] == units[first:last]
+        assert [unit for unit, *_ in found] == units[first:last]
 
 
 def _check_restart(plan: GlobalBatchPlan, draw: random.Random, ranks: list[list[list[MicroBatch]]]) -> None:

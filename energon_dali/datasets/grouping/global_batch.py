@@ -176,7 +176,7 @@ class _GlobalBatchIterator(GroupingIterator):
                 continue
             self._metrics.count("units.missing")
             if self._dataset.on_missing == "spare":
-                spare = self._spare(unit, source, range(SPARES), number, place)
+                spare = self._spare(planned, unit, source, range(SPARES), number, place)
                 if spare is not None:
                     self._metrics.count("units.spare")
                     found[place] = spare
@@ -186,7 +186,7 @@ class _GlobalBatchIterator(GroupingIterator):
         if not units:
             first = planned.step.first_unit
             units, sources = [first], self._plan.resolved_units.rows(first, first + 1).sources.tolist()
-        filler = self._spare(units[0], sources[0], range(SPARES, _FILLERS), number, 0)
+        filler = self._spare(planned, units[0], sources[0], range(SPARES, _FILLERS), number, 0)
         if filler is None:
             raise FatalSampleError(
                 f"Micro-batch {planned.number} of step {planned.step.number} has no sample: all of its units failed, "
@@ -196,10 +196,12 @@ class _GlobalBatchIterator(GroupingIterator):
         self._metrics.count("units.filler")
         return {0: filler}
 
-    def _spare(self, unit: int, source: int, attempts: range, number: int, place: int) -> tuple[Any, Key] | None:
+    def _spare(
+        self, planned: MicroBatch, unit: int, source: int, attempts: range, number: int, place: int
+    ) -> tuple[Any, Key] | None:
         """Returns a sample that takes the place of a unit, with its key; None if all that are tried fail."""
         for attempt in attempts:
-            key = self._source.spare_key(unit, source, attempt, number, place)
+            key = self._source.spare_key(unit, source, attempt, number, place, planned.step.number)
             for stage in self._hooks:
                 key = (type(stage).__name__, key[1], *key)
             if self._packs is not None:

@@ -12,16 +12,13 @@ from energon_dali.calls import check_function
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, check_result
-from energon_dali.datasets.restore_key import UNIT_NAME, expect_name
+from energon_dali.datasets.restore_key import UNIT_NAME, UNIT_NUMBERS, expect_name, step_of_key
 from energon_dali.datasets.source import SourceDataset, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan.packed_batches import PackedBatchPlan
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples.base import Key, set_restore_key
-
-_PREFIX = 4
-"""Entries of the key of a pack before those of any group: UNIT_NAME, a unit of it, its micro-batch, place in that."""
 
 
 class PlannedPackDataset(GroupingDataset):
@@ -96,7 +93,7 @@ class PlannedPackDataset(GroupingDataset):
             place: Its place in that.
             key: The key of the sample, whose number hooks draw by.
         """
-        return (UNIT_NAME, key[1], number, place, type(self).__name__, key[1], key)
+        return (UNIT_NAME, key[1], number, place, step_of_key(key), type(self).__name__, key[1], key)
 
     def restore_sample(self, restore_key: Key) -> Any:
         """Returns the pack of a key, made again.
@@ -105,8 +102,8 @@ class PlannedPackDataset(GroupingDataset):
             StateError: The key is not of this dataset.
             DatasetError: A sample is longer than its measure.
         """
-        key = expect_name(restore_key, UNIT_NAME, _PREFIX - 1)
-        return set_restore_key(super().restore_sample(key[_PREFIX:]), key)
+        key = expect_name(restore_key, UNIT_NAME, UNIT_NUMBERS)
+        return set_restore_key(super().restore_sample(key[1 + UNIT_NUMBERS :]), key)
 
     def restore_part(self, key: Key) -> Any:
         """Returns a sample of a pack, made again.
@@ -242,7 +239,7 @@ class _PlannedPackIterator(GroupingIterator):
     def __next__(self) -> Any:
         element = super().__next__()
         own = self._runner.key
-        self._key = (UNIT_NAME, own[1], self._number, self._place, *own)
+        self._key = (UNIT_NAME, own[1], self._number, self._place, step_of_key(own), *own)
         return set_restore_key(element, self._key)
 
     def last_key(self, element: Any) -> Key:
