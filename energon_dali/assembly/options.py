@@ -21,7 +21,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.balance import Balance
 from energon_dali.plan.global_batches import GLOBAL_LANES
-from energon_dali.plan.global_step import UNEVEN, Uneven
+from energon_dali.plan.global_step import MOST_UNITS, UNEVEN, Uneven
 from energon_dali.plan.measured import TOKENS
 from energon_dali.plan.packs import PackRule
 from energon_dali.shards import PartList
@@ -49,8 +49,6 @@ _MINIMUM = {
     "global_batch_size": 1,
 }
 _NEVER_NONE = ("virtual_epoch_length",)
-_MOST_UNITS = 1 << 24
-"""Most samples of a step of global batches, which are planned together."""
 _NO_GENERATORS = (
     "cook_crude_sample",
     "preencode_sample",
@@ -179,8 +177,8 @@ class DatasetOptions:
         """Refuses what decides at run time which samples a batch holds, since a step holds fixed ones."""
         encoder, size = self.encoder, self.global_batch_size
         assert size is not None
-        if size > _MOST_UNITS:
-            raise ConfigError(f"global_batch_size={size} is invalid: a step has at most {_MOST_UNITS:,} samples.")
+        if size > MOST_UNITS:
+            raise ConfigError(f"global_batch_size={size} is invalid: a step has at most {MOST_UNITS:,} samples.")
         if self.batch_size is None:
             raise ConfigError(
                 f"global_batch_size={size} needs batch_size, the number of samples that a rank computes at once: give "

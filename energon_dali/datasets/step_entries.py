@@ -11,7 +11,7 @@ from energon_dali.datasets.restore_key import UNIT_NAME
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan.global_batches import GlobalBatchPlan
-from energon_dali.plan.global_step import SPARES, Cursor, attempts_of, unit_of_number
+from energon_dali.plan.global_step import MOST_UNITS, SPARES, Cursor, attempts_of, unit_of_number
 from energon_dali.plan.scheduled import OVER, Base, WeightChange
 from energon_dali.samples.base import Key
 from energon_dali.shards.documents.content import excerpt
@@ -54,6 +54,9 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
             "built when the state was saved."
         )
     cursor = Cursor(count_of(entry, "unit"), count_of(entry, "step"), count_of(entry, "micro_batch"))
+    packs = count_of(entry, "packs")
+    if (packs or cursor.unit) > cursor.step * MOST_UNITS:
+        raise damaged("unit", cursor.unit, f"the first one of step {cursor.step}")
     ranges = list_of(entry, "skipped")
     good = all(isinstance(row, (list, tuple)) and len(row) == 2 for row in ranges)
     if not good or not all(checked_count(row[0], "skipped") < checked_count(row[1], "skipped") for row in ranges):
@@ -69,7 +72,7 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
     begin = Base(count_of(base, "step"), count_of(base, "unit"), count_of(base, "drawn_from"), counts)
     if not begin.drawn_from <= begin.unit <= cursor.unit or begin.step > cursor.step or sum(counts) != begin.drawn_from:
         raise damaged("base", base, "counts of the units before the cursor")
-    return replace(cursor, weights=changes, weights_over=over, base=begin, packs=count_of(entry, "packs"))
+    return replace(cursor, weights=changes, weights_over=over, base=begin, packs=packs)
 
 
 def weights_of(entry: Mapping[str, Any]) -> tuple[WeightChange, ...]:

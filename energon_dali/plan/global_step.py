@@ -14,6 +14,8 @@ from energon_dali.plan.scheduled import FIRST, Base, Over, WeightChange
 
 Uneven = Literal["error", "round_down", "ragged"]
 UNEVEN = ("error", "round_down", "ragged")
+MOST_UNITS = 1 << 24
+"""Most units, or packs, of a step, which are planned together."""
 SPARES = 3
 """Spares that are tried for a unit that failed."""
 _UNIT_BITS = 52
