@@ -5,13 +5,17 @@
 
 Files are made by repeating the packets of ten encoded seconds with shifted times. Each measurement runs in a process of
 its own: two clips of two seconds of each of `--files` files, with the media index (`ranges`), without it (`whole`), and
-with torchcodec reading a file-like object if `--torchcodec PYTHON` names a Python that has it. The S3 server counts the
-bytes. "wanted" are the groups of pictures that the clips need, from key frame to key frame.
+with torchcodec reading a file-like object and megatron-energon reading whole files, if `--torchcodec PYTHON` and
+`--energon PYTHON` name a Python that has them. The S3 server counts the bytes; of local files all that is read is
+counted. Processor time is that of all files but the first, before which things are imported and opened. "wanted" are
+the groups of pictures that the clips need, from key frame to key frame. `worker` reads as `ranges` does, in a worker
+process, whose memory alone is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -21,6 +25,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -179,7 +184,8 @@ def read_clips(path: str, how: str, clips_name: str, files: int) -> dict[str, An
 
     base = _peak_bytes()
     start, cpu = time.perf_counter(), time.process_time()
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1 if how == "worker" else 0)
+    children = _ChildMemory() if how == "worker" else None
     dataset = get_train_dataset(
         path,
         task_encoder=Encoder(),
@@ -191,17 +197,45 @@ def read_clips(path: str, how: str, clips_name: str, files: int) -> dict[str, An
     )
     loader = iter(get_loader(dataset))
     next(loader)
-    first = time.perf_counter() - start
+    first, cpu = time.perf_counter() - start, time.process_time() if files > 1 else cpu
     for _ in range(files - 1):
         next(loader)
     seconds = time.perf_counter() - start
+    if children is not None:
+        return {"first_seconds": first, **children.stop()}
     return {
         "first_seconds": first,
         "files_per_second": (files - 1) / (seconds - first) if files > 1 else 1 / first,
-        "cpu_seconds_per_file": (time.process_time() - cpu) / files,
+        "cpu_seconds_per_file": (time.process_time() - cpu) / max(1, files - 1),
         "base_mb": base / 1e6,
         "peak_mb": _peak_bytes() / 1e6,
     }
+
+
+class _ChildMemory:
+    """Watches the memory of the only child of this process, in a thread."""
+
+    def __init__(self) -> None:
+        self._peaks = {"worker_pss_mb": 0.0, "worker_rss_mb": 0.0}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        import psutil
+
+        while not self._ended.wait(0.02):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    found = child.memory_full_info()
+                    for name, value in (("worker_pss_mb", found.pss), ("worker_rss_mb", found.rss)):
+                        self._peaks[name] = max(self._peaks[name], value / 1e6)
+
+    def stop(self) -> dict[str, float]:
+        """Returns the most that was seen: with its share of memory that both processes use, and with all of it."""
+        self._ended.set()
+        self._thread.join()
+        return self._peaks
 
 
 def _peak_bytes() -> int:
@@ -227,9 +261,18 @@ def run_case(arguments: Sequence[str], environment: dict[str, str], python: str 
 
 
 def measure(
-    folder: Path, server: Any, clips: str, files: int, torchcodec: str | None, ways: Sequence[str]
+    folder: Path, server: Any, clips: str, files: int, others: dict[str, str], ways: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the numbers of one dataset: local and from S3, in each way: "ranges", "whole"."""
+    """Returns the numbers of one dataset: local and from S3, in each way ("ranges", "whole", "worker"); and of others.
+
+    Args:
+        folder: The dataset.
+        server: The S3 server, if any.
+        clips: "two" or "spread".
+        files: How many are read.
+        others: The Python of each other library.
+        ways: Of this one.
+    """
     result: dict[str, Any] = {}
     for how in ways:
         result[f"local {how}"] = run_case([str(folder), how, clips, str(files)], {})
@@ -238,23 +281,29 @@ def measure(
             found = run_case([f"s3://{BUCKET}/{folder.name}", how, clips, str(files)], server.environment())
             found["bytes_per_file"] = (server.counters()["bytes_sent"] - before) / files
             result[f"s3 {how}"] = found
-    if torchcodec is not None:
-        result["local torchcodec"] = run_case([str(folder), "torchcodec", clips, str(files)], {}, torchcodec)
+    for library, python in others.items():
+        result[f"local {library}"] = run_case([str(folder), library, clips, str(files)], {}, python)
     return result
 
 
 def read_by_torchcodec(path: str, clips_name: str, files: int) -> dict[str, Any]:
     """Reads clips of two seconds with torchcodec, from a file-like object over the part in its shard."""
+    from benchmarks.candidates.torchvision_import import import_torchvision_transforms
+
+    import_torchvision_transforms()  # torchcodec imports it when transforms are given
     from torchcodec.decoders import VideoDecoder  # type: ignore[import-not-found]
+    from torchcodec.transforms import Resize
 
     class Part(io.RawIOBase):
         def __init__(self, file: io.BufferedReader, offset: int, size: int) -> None:
             self.file, self.offset, self.size, self.at = file, offset, size, 0
+            self.bytes_read = 0
 
         def read(self, size: int = -1) -> bytes:
             wanted = self.size - self.at if size < 0 else min(size, self.size - self.at)
             self.file.seek(self.offset + self.at)
             self.at += wanted
+            self.bytes_read += wanted
             return self.file.read(wanted)
 
         def seek(self, offset: int, whence: int = 0) -> int:
@@ -264,10 +313,15 @@ def read_by_torchcodec(path: str, clips_name: str, files: int) -> dict[str, Any]
     rng = np.random.default_rng(0)
     with tarfile.open(Path(path) / "shard_0.tar") as tar, open(Path(path) / "shard_0.tar", "rb") as file:
         members = tar.getmembers()
-        start, cpu, first = time.perf_counter(), time.process_time(), 0.0
+        base = _peak_bytes()
+        start, cpu, first, bytes_read = time.perf_counter(), time.process_time(), 0.0, 0
         for member in members[:files]:
+            part = Part(file, member.offset_data, member.size)
             decoder = VideoDecoder(
-                Part(file, member.offset_data, member.size), num_ffmpeg_threads=1, seek_mode="approximate"
+                part,
+                num_ffmpeg_threads=1,
+                seek_mode="approximate",
+                transforms=[Resize((224, 224))],
             )
             end = decoder.metadata.duration_seconds
             if clips_name == "two":
@@ -275,13 +329,81 @@ def read_by_torchcodec(path: str, clips_name: str, files: int) -> dict[str, Any]
                     decoder.get_frames_played_at([begin + step * 2 / 16 for step in range(16)])
             else:
                 decoder.get_frames_played_at(np.linspace(0, end - 0.1, 32).tolist())
-            first = first or time.perf_counter() - start
+            bytes_read += part.bytes_read
+            if not first:
+                first, cpu = time.perf_counter() - start, time.process_time() if files > 1 else cpu
         seconds = time.perf_counter() - start
     return {
         "first_seconds": first,
         "files_per_second": (files - 1) / (seconds - first) if files > 1 else 1 / first,
-        "cpu_seconds_per_file": (time.process_time() - cpu) / files,
+        "cpu_seconds_per_file": (time.process_time() - cpu) / max(1, files - 1),
+        "base_mb": base / 1e6,
         "peak_mb": _peak_bytes() / 1e6,
+        "bytes_per_file": bytes_read / files,
+    }
+
+
+def read_by_energon(path: str, clips_name: str, files: int) -> dict[str, Any]:
+    """Reads clips with megatron-energon's loader and AVDecoder in this process."""
+    import warnings
+
+    from megatron.energon import (  # type: ignore[import-not-found]
+        SampleDecoder,
+        TaskEncoder,
+        WorkerConfig,
+        get_loader,
+        get_train_dataset,
+    )
+
+    warnings.simplefilter("ignore")
+    rng = np.random.default_rng(0)
+    sizes: list[int] = []
+
+    class Encoder(TaskEncoder):  # type: ignore[misc]
+        decoder = SampleDecoder()
+
+        def encode_sample(self, sample: Any) -> Any:
+            video = sample.image
+            sizes.append(len(video.stream.getbuffer()))
+            end = video.get_video_duration()[0]
+            times = np.linspace(0, end - 0.1, 32)
+            if clips_name == "two":
+                times = np.add.outer(np.sort(rng.uniform(0, end - 2, 2)), np.arange(16) * 2 / 16).ravel()
+            # One range per frame: all frames of two seconds take twice the time.
+            ranges = [(time, time) for time in times.tolist()]
+            sample.image, _ = video.get_video_clips(ranges, "seconds", (224, 224))
+            return sample
+
+        def batch(self, samples: list[Any]) -> Any:
+            return samples
+
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
+
+    base = _peak_bytes()
+    start, cpu = time.perf_counter(), time.process_time()
+    dataset = get_train_dataset(
+        path,
+        task_encoder=Encoder(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+    )
+    loader = iter(get_loader(dataset))
+    next(loader)
+    first, cpu = time.perf_counter() - start, time.process_time() if files > 1 else cpu
+    for _ in range(files - 1):
+        next(loader)
+    seconds = time.perf_counter() - start
+    return {
+        "first_seconds": first,
+        "files_per_second": (files - 1) / (seconds - first) if files > 1 else 1 / first,
+        "cpu_seconds_per_file": (time.process_time() - cpu) / max(1, files - 1),
+        "base_mb": base / 1e6,
+        "peak_mb": _peak_bytes() / 1e6,
+        "bytes_per_file": sum(sizes) / len(sizes),
     }
 
 
@@ -289,13 +411,19 @@ def report(name: str, result: dict[str, Any], wanted: int, index_bytes: float) -
     """Prints the numbers of one dataset, and returns them with their names."""
     print(f"{name}: wanted {wanted / 1e3:.0f} kB, index {index_bytes / 1e3:.0f} kB a file")
     for how, found in result.items():
-        text = f"  {how:18} {found['files_per_second']:7.2f} files/s  {found['cpu_seconds_per_file']:.3f} CPU s/file"
-        text += f"  first {found['first_seconds']:.2f} s  peak {found['peak_mb']:.0f} MB"
+        text = f"  {how:18} first {found['first_seconds']:.2f} s"
+        if how.endswith("worker"):
+            print(f"{text}  worker PSS {found['worker_pss_mb']:.0f} MB, RSS {found['worker_rss_mb']:.0f} MB")
+            continue
+        text += f"  {found['files_per_second']:7.2f} files/s  {found['cpu_seconds_per_file']:.3f} CPU s/file"
+        text += f"  peak {found['peak_mb']:.0f} MB"
         text += f" (imports {found['base_mb']:.0f})" if "base_mb" in found else ""
         if "bytes_per_file" in found:
-            found["ratio"] = (found["bytes_per_file"] - index_bytes) / wanted
+            index_read = index_bytes if how.startswith("s3") else 0  # others have none
+            found["ratio"] = (found["bytes_per_file"] - index_read) / wanted
             found["ratio_with_index"] = found["bytes_per_file"] / wanted
-            text += f"  bytes/wanted {found['ratio']:.2f} ({found['ratio_with_index']:.2f} with the index)"
+            text += f"  bytes/wanted {found['ratio']:.2f}"
+            text += f" ({found['ratio_with_index']:.2f} with the index)" if index_read else ""
         print(text, flush=True)
     return {"name": name, "wanted_bytes": wanted, "index_bytes": index_bytes, **result}
 
@@ -309,6 +437,7 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=360)
     parser.add_argument("--hour", action="store_true")
     parser.add_argument("--torchcodec", metavar="PYTHON")
+    parser.add_argument("--energon", metavar="PYTHON")
     parser.add_argument("--no-s3", action="store_true")
     parser.add_argument("--no-whole", action="store_true", help="leave out reading whole files")
     parser.add_argument("--json", type=Path)
@@ -316,11 +445,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.case is not None:
         path, how, clips, files = options.case
-        read = (
-            read_by_torchcodec(path, clips, int(files))
-            if how == "torchcodec"
-            else read_clips(path, how, clips, int(files))
-        )
+        foreign = {"torchcodec": read_by_torchcodec, "energon": read_by_energon}.get(how)
+        read = read_clips(path, how, clips, int(files)) if foreign is None else foreign(path, clips, int(files))
         print(json.dumps(read))
         return
     from benchmarks.remote.s3_server import S3Server
@@ -343,8 +469,9 @@ def main() -> None:
             folder.parent.mkdir(exist_ok=True)
             make_dataset(folder, codec, layout, seconds, size, files)
             wanted, index_bytes = wanted_bytes(folder, make_clips(), 64)
-            ways = ("ranges",) if options.no_whole else ("ranges", "whole")
-            found = measure(folder, None if options.no_s3 else server, clips_name, files, options.torchcodec, ways)
+            ways = ("ranges", "worker") if options.no_whole else ("ranges", "worker", "whole")
+            others = {name: python for name in ("torchcodec", "energon") if (python := getattr(options, name))}
+            found = measure(folder, None if options.no_s3 else server, clips_name, files, others, ways)
             rows.append(report(folder.name, found, wanted, index_bytes / files))
             shutil.rmtree(folder)
     if options.json is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from benchmarks.data.recipe import Recipe
 from benchmarks.workload import Bar, Candidate, Environment, Plain, Workload
 
 SHORT = Recipe(name="videos-with-sound", samples=48, shards=4, style="video", seed=2, distinct=8, sound=True)
 """10 seconds each: 300 frames with keyframes at 0 and 250, and sound."""
+INDEXED = dataclasses.replace(SHORT, name="videos-with-sound-indexed", media_index=True)
+"""The same, with the media index of `energon-dali prepare-media`."""
 LONG = Recipe(name="long-videos-repeated", samples=1, shards=1, style="video", seed=3, seconds=600, rounds=20)
 """10 minutes: 30 seconds, repeated."""
 
@@ -71,10 +75,18 @@ SEEK = Workload(
 )
 
 _OWN_LOADER, _FOREIGN_LOADER = "energon_dali loader", "megatron-energon loader"
+_INDEXED_LOADER = "energon_dali loader, media index"
 
 
-def _through_loader(name: str, title: str, **options: Plain) -> Workload:
-    """Returns a comparison of whole loaders: shards to batches, in 2 workers."""
+def _through_loader(name: str, title: str, *, at_least: float, **options: Plain) -> Workload:
+    """Returns a comparison of whole loaders: shards to batches, in 2 workers.
+
+    Args:
+        name: Of the workload.
+        title: Of the workload.
+        at_least: Files per second and per second of processor time, with a media index, over megatron-energon's.
+        **options: Of the candidates.
+    """
     return Workload(
         name=name,
         title=title,
@@ -88,12 +100,16 @@ def _through_loader(name: str, title: str, **options: Plain) -> Workload:
         repetitions=3,
         candidates=(
             _loader(_OWN_LOADER, "energon_dali", "own", **options),
+            dataclasses.replace(_loader(_INDEXED_LOADER, "energon_dali", "own", **options), recipe=INDEXED),
             _loader(_FOREIGN_LOADER, "megatron.energon", _ENERGON, **options),
         ),
         bars=(
             Bar(of=_OWN_LOADER, to=_FOREIGN_LOADER, at_least=1.8),
             Bar(of=_FOREIGN_LOADER, to=_OWN_LOADER, at_least=1.8, metric="cpu_milliseconds_per_sample"),
             Bar(of=_OWN_LOADER, to=_FOREIGN_LOADER, at_most=1.0, metric="memory_mib"),
+            Bar(of=_INDEXED_LOADER, to=_FOREIGN_LOADER, at_least=at_least),
+            Bar(of=_FOREIGN_LOADER, to=_INDEXED_LOADER, at_least=at_least, metric="cpu_milliseconds_per_sample"),
+            Bar(of=_INDEXED_LOADER, to=_FOREIGN_LOADER, at_most=1.0, metric="memory_mib"),
         ),
     )
 
@@ -107,7 +123,9 @@ def _loader(name: str, library: str, environment: Environment, **options: Plain)
     )
 
 
-LOADED = _through_loader("clips-loader", "2 clips of 16 frames at 224 x 224, from shards to batches, in 2 workers")
-LOADED_SOUND = _through_loader("clips-sound-loader", "The same with the sound of the clips", sound=True)
+LOADED = _through_loader(
+    "clips-loader", "2 clips of 16 frames at 224 x 224, from shards to batches, in 2 workers", at_least=2.0
+)
+LOADED_SOUND = _through_loader("clips-sound-loader", "The same with the sound of the clips", at_least=1.8, sound=True)
 
 WORKLOADS = (CLIPS, LOADED, LOADED_SOUND, SEEK)

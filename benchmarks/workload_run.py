@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.candidates.preparing import prepare
+from benchmarks.candidates.preparing import prepare, run_command
 from benchmarks.candidates.task import Task
 from benchmarks.data.linked_shards import CRUDE, link_shards
 from benchmarks.data.recipe import Recipe, make_dataset
@@ -36,6 +36,8 @@ def prepared(recipe: Recipe, cache: Path) -> Path:
             link_shards(folder, recipe.shards)
         elif recipe.style == "text":
             (folder / ".nv-meta" / "dataset.yaml").write_text(CRUDE)
+    if recipe.media_index and not (folder / ".nv-meta" / "media_index.bin").exists():
+        run_command("energon-dali", "prepare-media", folder, "--media-metadata-by-extension")
     for shard in {path.stat().st_ino: path for path in folder.glob("*.tar")}.values():  # each once, if they are links
         shard.read_bytes()
     return folder

@@ -571,6 +571,13 @@ def cores_per_rank() -> int:
     return max(1, len(os.sched_getaffinity(0)) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1))
 
 
+class IdleCores:
+    """Cores of a worker process that nobody else needs yet: those of its rank, while all workers make a first block."""
+
+    count = 1
+    """Threads that a decoder may use; 1 in other processes and later, when the workers keep all cores busy."""
+
+
 class _Running(threading.local):
     """The stream that runs in this thread, and what a program set by `WorkerConfig.worker_activate`."""
 

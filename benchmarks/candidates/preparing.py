@@ -48,12 +48,26 @@ def prepare(command: str, folder: Path, *options: str) -> None:
     Raises:
         RuntimeError: The command failed; the message holds what it said.
     """
+    arguments = ("--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", *CAPTIONING, *options)
+    run_command(command, "prepare", folder, *arguments)
+
+
+def run_command(command: str, name: str, folder: Path, *options: str) -> None:
+    """Runs a command on a folder of shards.
+
+    Args:
+        command: "energon-dali" or "energon".
+        name: Of the subcommand.
+        folder: The folder.
+        options: Options of the command.
+
+    Raises:
+        RuntimeError: The command failed; the message holds what it said.
+    """
     program = Path(sys.executable).parent / command
     # A checkout that is not installed has no program.
     installed = command != "energon-dali" or program.exists()
     started = [str(program)] if installed else [sys.executable, "-m", "energon_dali"]
-    arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite"]
-    whole = [*started, *arguments, *CAPTIONING, *options]
-    done = subprocess.run(whole, capture_output=True, text=True, check=False)
+    done = subprocess.run([*started, name, str(folder), *options], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{command} prepare failed:\n{done.stdout}\n{done.stderr}")
+        raise RuntimeError(f"{command} {name} failed:\n{done.stdout}\n{done.stderr}")

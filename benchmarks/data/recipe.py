@@ -67,6 +67,8 @@ class Recipe:
     """Codec of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
     sound: bool = False
     """Whether a video has sound: stereo AAC."""
+    media_index: bool = False
+    """Whether `energon-dali prepare-media` indexes the packets of its videos."""
     own_shards: int = 0
     """Shards that are written; the others are links to them, once they are prepared. 0 writes all."""
     rounds: int = 1

@@ -268,14 +268,19 @@ class MediaFile:
         if context is not None and not context.is_open:
             self.prepare_decoder(context, self.streams[stream.index])
 
-    def prepare_decoder(self, context: Any, facts: StreamFacts) -> None:
+    def decoding_threads(self, facts: StreamFacts) -> int:
+        """Returns how many threads a stream is decoded with."""
+        return 1 if facts.is_interlaced_mpeg4 else count_threads(self.threads)
+
+    def prepare_decoder(self, context: Any, facts: StreamFacts, threads: int | None = None) -> None:
         """Sets the threads and limits of a codec context that is not open yet.
 
         Args:
             context: PyAV's codec context.
             facts: The stream that it decodes.
+            threads: Threads of the decoder; None for all that the stream may have.
         """
-        threads = 1 if facts.is_interlaced_mpeg4 else count_threads(self.threads)
+        threads = self.decoding_threads(facts) if threads is None else threads
         context.thread_type = "AUTO" if threads > 1 else "NONE"
         context.thread_count = threads
         context.copy_opaque = True

@@ -51,10 +51,13 @@ class PacketDecoder:
         facts: Its video stream.
         index: The frames and packets of the stream.
         tolerant: Whether packets that cannot be decoded are skipped instead of raising.
+        threads: Threads of the decoder; None for all that the file may have.
     """
 
-    def __init__(self, file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool) -> None:
-        self._packets = open_packets(file, facts, index, tolerant=tolerant)
+    def __init__(
+        self, file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool, threads: int | None = None
+    ) -> None:
+        self._packets = open_packets(file, facts, index, tolerant=tolerant, threads=threads)
         self._index = index
         self._tolerant = tolerant
         self._check_time = file.deadline()

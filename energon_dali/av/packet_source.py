@@ -153,16 +153,25 @@ class StoredPackets:
         media: The bytes.
         stream: The index of the stream.
         context: Decodes the packets, without the frames that it still holds; None makes a new one.
+        threads: Threads of a new decoder; None for all that the file may have.
     """
 
-    def __init__(self, file: MediaFile, media: SparseMedia, stream: StreamIndex, context: Any = None) -> None:
+    def __init__(
+        self,
+        file: MediaFile,
+        media: SparseMedia,
+        stream: StreamIndex,
+        context: Any = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
         self._media = media
         self._stream = stream
         self._next = 0
         self._stop = 0
         if context is not None and context.is_open:
             context.flush_buffers()
-        self.context = context or make_context(stream, file)
+        self.context = context or make_context(stream, file, threads)
 
     def move_to(self, number: int, stop: int) -> None:
         """Makes packet `number` the next one.
@@ -187,7 +196,9 @@ class StoredPackets:
         return make_packet(self._stream, number, payload)
 
 
-def open_packets(file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool) -> PacketSource:
+def open_packets(
+    file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool, threads: int | None = None
+) -> PacketSource:
     """Returns the packets of a video: by the stored index of the file if it has one, else from its demuxer.
 
     Args:
@@ -195,10 +206,11 @@ def open_packets(file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tole
         facts: The stream.
         index: Its frames and packets.
         tolerant: Whether unreadable data counts as the end of the file instead of raising.
+        threads: Threads of the decoder; None for all that the file may have. Without a stored index it is all of them.
     """
     indexed = file.indexed(facts, index)
     if indexed is not None:
-        return StoredPackets(file, *indexed)
+        return StoredPackets(file, *indexed, threads=threads)
     return DemuxedPackets(file, facts, index.packets, tolerant=tolerant)
 
 
@@ -240,12 +252,13 @@ def make_packet(stream: StreamIndex, number: int, payload: bytes | memoryview) -
     return packet
 
 
-def make_context(stream: StreamIndex, file: MediaFile) -> Any:
+def make_context(stream: StreamIndex, file: MediaFile, threads: int | None = None) -> Any:
     """Returns a new codec context for a stream, with what its container would give it.
 
     Args:
         stream: The index of the stream.
         file: Its limits and threads are used.
+        threads: Threads of the decoder instead of those of the file.
     """
     import av
 
@@ -273,7 +286,7 @@ def make_context(stream: StreamIndex, file: MediaFile) -> Any:
         context.bit_rate = setup.bit_rate
     if any(setup.codec_tag):
         context.codec_tag = setup.codec_tag.decode("latin-1")
-    file.prepare_decoder(context, facts)
+    file.prepare_decoder(context, facts, threads)
     if facts.kind == "audio":
         context.thread_count = 1  # packets are short, and decoding ends in the middle (`PacketDecoder.decode` says why)
     context.options = {**context.options, **options}

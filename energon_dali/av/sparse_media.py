@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -64,6 +65,8 @@ class SparseMedia:
         self._loaded = _Ranges(())
         self._fetch = fetch
         self._count = count
+        self._loading = threading.Lock()
+        """Held from loading a packet until it was found: several threads may decode the file."""
         self.fetched_on_demand = 0
         """Bytes that were not among the ranges and had to be fetched."""
 
@@ -102,8 +105,9 @@ class SparseMedia:
         offset, size = int(stream.payload_offsets[number]), int(stream.sizes[number])
         payload: bytes | memoryview | None = self.find(offset, size)
         if payload is None:
-            self._load_packets(stream, number, stop)
-            payload = self.find(offset, size)
+            with self._loading:
+                self._load_packets(stream, number, stop)
+                payload = self.find(offset, size)
         if payload is None or not stream.matches(number, payload):
             raise DecodeError(
                 f"Packet {number} of its {stream.facts.kind} is not what was indexed: the file changed or is damaged "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +14,18 @@ from energon_dali.av.colour import ColourFacts, DecodeScale, FrameConverter, col
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
 from energon_dali.av.packet_decoder import PacketDecoder, find_ends, find_runs
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged, scan_frames
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.worker_config import IdleCores
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Frames = npt.NDArray[np.uint8]
+MOST_DECODERS = 4
+"""Most decoders of a video at the same time. Each holds up to 16 frames, which are 3 MB at 1080p."""
 FrameSize = tuple[int, int] | Callable[[int, int], tuple[int, int]] | None
 
 
@@ -198,22 +203,60 @@ class VideoReader:
             images = np.empty((len(wanted), height, width, 3), np.uint8)
         order = np.argsort(wanted, kind="stable")
         ordered = wanted[order]
-        with self.file.used():
+
+        def fill(numbers: Int64s, threads: int | None = None) -> bool:
+            """Writes frames into their rows; returns False if the container misstated their size."""
             converter = FrameConverter(width, height, decode_scale=self.decode_scale)
-            for number, frame in self._decode(np.unique(wanted)):
+            for number, frame in self._decode(numbers, threads):
                 if "size" not in self.file.cache:
                     if (frame.width, frame.height) != self._stored_size:
                         if number:
                             _, frame = next(self._decode(np.zeros(1, np.int64)))
                         self.file.cache["size"] = frame.width, frame.height
-                        return None
+                        return False
                     self.file.cache["size"] = frame.width, frame.height
                 first, stop = np.searchsorted(ordered, (number, number + 1))
                 rows = order[first:stop]
                 converter.write(frame, images[rows[0]])
                 for row in rows[1:]:
                     images[row] = images[rows[0]]
+            return True
+
+        with self.file.used():
+            numbers = np.unique(wanted)
+            parts = self._divide(numbers)
+            if len(parts) == 1:
+                return images if fill(numbers) else None
+            threads = max(1, self.file.decoding_threads(self.facts) // len(parts))
+            with ThreadPoolExecutor(len(parts), "energon-dali-frames") as pool:
+                list(pool.map(lambda part: fill(part, threads), parts))
         return images
+
+    def _divide(self, numbers: Int64s) -> list[Int64s]:
+        """Returns frames in parts that threads decode at the same time, each with a decoder of its own.
+
+        Decoders wait for each other less than the threads of one decoder do, which drains at the end of each group of
+        pictures. Only packets in memory are decoded like this: a demuxer reads one position of the file.
+
+        Args:
+            numbers: Frame numbers, ascending and without repetition; int64 [n].
+        """
+        facts, index, media = self.facts, self.index, self.file.source
+        threads = self.file.decoding_threads(facts)
+        if self.file.threads is None and not facts.is_interlaced_mpeg4:
+            threads = max(threads, IdleCores.count)
+        if threads < 2 or "size" not in self.file.cache or not isinstance(media, SparseMedia):
+            return [numbers]
+        indexed = self.file.indexed(facts, index)
+        runs = find_runs(index.starts[numbers], find_ends(index.positions[numbers], index))
+        if indexed is None or len(runs) < 2 or any(media.find(*place) is None for place in indexed[1].places(runs)):
+            return [numbers]
+        firsts, lasts = np.array(runs, np.int64).T
+        packets = np.cumsum(lasts - firsts + 1)
+        count = min(threads, len(runs), MOST_DECODERS)
+        part_of_run = (packets - 1) * count // packets[-1]
+        part = part_of_run[np.searchsorted(firsts, index.starts[numbers], side="right") - 1]
+        return [numbers[part == number] for number in np.unique(part)]
 
     def _check_size(self, count: int, width: int, height: int) -> None:
         limits = self.file.limits
@@ -227,16 +270,20 @@ class VideoReader:
                 ROUTE,
             )
 
-    def _decode(self, wanted: Int64s) -> Iterator[tuple[int, VideoFrame]]:
+    def _decode(self, wanted: Int64s, threads: int | None = None) -> Iterator[tuple[int, VideoFrame]]:
         """Yields (number, frame) of the wanted frames, each once, in the order in which they are decoded.
 
         If listed frames are missing, decoding is repeated from earlier key frames, and finally from the start.
+
+        Args:
+            wanted: Frame numbers, without repetition; int64 [n].
+            threads: Threads of the decoder; None for all that the file may have.
 
         Raises:
             DecodeError: A frame is missing.
         """
         index = self.index
-        feed = PacketDecoder(self.file, self.facts, index, tolerant=self.damaged == "partial")
+        feed = PacketDecoder(self.file, self.facts, index, tolerant=self.damaged == "partial", threads=threads)
         starts = index.starts[wanted]
         missing = wanted
         for attempt in range(3):

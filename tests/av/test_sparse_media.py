@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from energon_dali.av import AudioReader, MediaFile, VideoReader
 from energon_dali.av.media_index import MediaIndex
 from energon_dali.av.media_indexing import index_media
+from energon_dali.av.packet_decoder import PacketDecoder
 from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.av.stored_index import pack_media_index, read_media_index
 from energon_dali.errors import DecodeError
+from energon_dali.worker_config import IdleCores
 from tests.av.corpus import AUDIOS, VIDEOS, audio_file, encode_video, video_file
 from tests.av.test_video_reader import HARD, random_sets
 from tests.part import sampled
@@ -151,3 +154,52 @@ def test_it_travels_with_its_ranges() -> None:
 
     assert len(travelled) == len(media) <= sum(len(buffer.raw()) for buffer in buffers)
     np.testing.assert_array_equal(VideoReader(MediaFile(travelled)).read([25]), VideoReader(MediaFile(data)).read([25]))
+
+
+@pytest.mark.parametrize("name", sampled([*VIDEOS, *(name for name in HARD if name not in READ_WHOLE)], 3))
+def test_groups_of_pictures_decoded_at_the_same_time_are_those_of_one_thread(name: str) -> None:
+    data = media_file(name)
+    index = indexed(data)
+    assert index.video is not None
+    alone = VideoReader(MediaFile(data, threads=1))
+
+    for wanted in random_sets(len(alone.index), seed=11):
+        needed = VideoReader(MediaFile(SparseMedia(index))).packets_of(wanted)
+        media = sparse(data, index, index.video.places(needed))
+        together = VideoReader(MediaFile(media, threads=3))
+        np.testing.assert_array_equal(together.read(wanted), alone.read(wanted), err_msg=f"{wanted = }")
+
+
+def test_an_error_of_one_of_several_threads_names_the_packet() -> None:
+    data = video_file("h264-mp4")
+    index = indexed(data)
+    assert index.video is not None
+    key = int(np.flatnonzero(index.video.packets.is_key)[-1])
+    at = int(index.video.payload_offsets[key])
+    damaged = data[:at] + bytes(byte ^ 0x55 for byte in data[at : at + 4]) + data[at + 4 :]
+    media = sparse(damaged, index, index.video.places([(0, len(index.video) - 1)]))
+    last = len(VideoReader(MediaFile(data)).index) - 1
+
+    with pytest.raises(DecodeError, match=f"Packet {key} of its video is not what was indexed"):
+        VideoReader(MediaFile(media, threads=3)).read([0, last])
+
+
+def test_a_worker_decodes_its_first_block_with_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data = video_file("h264-mp4")
+    index = indexed(data)
+    assert index.video is not None
+    decoders: list[Any] = []
+
+    def count(*args: Any, **options: Any) -> Any:
+        decoders.append(PacketDecoder(*args, **options))
+        return decoders[-1]
+
+    monkeypatch.setattr("energon_dali.av.video_reader.PacketDecoder", count)
+    media = sparse(data, index, index.video.places([(0, len(index.video) - 1)]))
+    last = len(VideoReader(MediaFile(data)).index) - 1
+    for cores, expected in ((3, 2), (1, 1)):
+        monkeypatch.setattr(IdleCores, "count", cores)
+        decoders.clear()
+        VideoReader(MediaFile(media)).read([0, last])
+        assert len(decoders) == expected  # no more than there are groups of pictures

@@ -13,6 +13,7 @@ from energon_dali.loader.processes.messages import Credits, Message, StartStream
 from energon_dali.loader.processes.serialization import serialize
 from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
 from energon_dali.shards.storage.local import allow_many_files
+from energon_dali.worker_config import IdleCores, cores_per_rank
 
 if TYPE_CHECKING:
     from energon_dali.datasets.worker_border import BlockIterator, WorkerBorder
@@ -39,8 +40,9 @@ class WorkerTask(ProcessTask):
 
     def prepare(self) -> None:
         """Seeds the global generators, allows as many open files as the system does, and leaves the cores to the other
-        workers if torch is loaded already.
+        workers if torch is loaded already. Decoders may use this worker's share of the cores for its first block.
         """
+        IdleCores.count = max(1, cores_per_rank() // max(1, self.borders[0].worker_config.num_workers))
         seed_generators(self.seed_offset, self.rank, self.worker)
         allow_many_files()
         torch = sys.modules.get("torch")
@@ -161,6 +163,7 @@ class WorkerServer(BlockServer):
         self._report.begin_block()
         try:
             block = stream.iterator.next_block()
+            IdleCores.count = 1
             stream.credits -= 1
             stream.produced += 1
             stream.ended = block.end_state is not None
