@@ -8,6 +8,7 @@ resampling differs, by rounding.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from PIL import Image
 
 from energon_dali.decode.dali.images.codecs import image_route
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, bytes_per_pixel, define_pipeline
-from energon_dali.decode.dali.images.recovery import decode_suspects
+from energon_dali.decode.dali.images.recovery import decode_by_pil, decode_suspects
 from energon_dali.decode.dali.runtime.blocks import (
     NUM_THREADS,
     RESULT_BYTES,
@@ -32,6 +33,7 @@ from energon_dali.decode.dali.runtime.blocks import (
 )
 from energon_dali.decode.dali.runtime.device import load_backend
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
+from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
 from energon_dali.decode.dali.runtime.pipeline import Pipeline
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
@@ -51,6 +53,9 @@ _MOST_BYTES_OF_ONE = 4 << 20
 """Pixels of larger images are reordered in place."""
 _LEAST_IMAGES = 4
 """Images per thread: starting a thread's part takes as long as finishing a small image."""
+_FLOAT_BYTES = 4
+"""Of a pixel's channel while it is resampled on a GPU."""
+_LOG = logging.getLogger(__name__)
 _of_thread = threading.local()
 """`scratch`: uint8[n], in which a thread reorders the pixels of an image."""
 
@@ -106,8 +111,23 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
 
             # Kernels are only started here. On the CPU other threads render: `dispatch`.
             with torch.cuda.stream(stream):
-                return [render(handle, value) for handle, value in zip(batch.handles, values, strict=True)]
+                return [
+                    self._render(handle, value, stream) for handle, value in zip(batch.handles, values, strict=True)
+                ]
         return values
+
+    def _render(self, handle: MediaHandle, pixels: torch.Tensor, stream: Any) -> VisionInput | Outcome:
+        """Returns what a front end makes of an image on a GPU; what it cannot make there, PIL makes on the CPU."""
+        try:
+            return render(handle, pixels)
+        except DecodeError as error:
+            return DecodeFailure(error.reason, error.format or handle.format, error.route, handle.source)
+        except (
+            RuntimeError
+        ) as error:  # torch refuses what its kernels cannot compute, and reports a failed GPU likewise
+            raise_if_device_failed(error, self.device, needed_bytes=pixels.numel() * _FLOAT_BYTES)
+            _LOG.debug("%r: torch says %r", handle, first_line(error))
+            return decode_by_pil(handle, first_line(error), lambda value: bring_to_device(value, self.device, stream))
 
     def route_of(self, batch: ImageBatch, position: int) -> Route:
         return "dali-cpu" if self.device.kind == "cpu" else image_route(batch.handles[position].format)

@@ -25,6 +25,7 @@ from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, O
 from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav, render_video
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.kernels.color_matrix import ColorMatrix, convert_colors
+from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
     import torch
@@ -167,10 +168,23 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
             if handle.spec.front_end is not None and self.device.kind == "gpu":
                 # Kernels are only started here. On the CPU other threads render: `dispatch`.
                 with torch.cuda.stream(stream):
-                    values.append(render_video(handle, clips))
+                    values.append(self._render(handle, clips, stream))
                 continue
             values.append(clips)
         return values
+
+    def _render(self, handle: ClipsHandle, clips: Clips, stream: Any) -> Any:
+        """Returns what a front end makes of clips on a GPU; what it cannot make there, PyAV and the CPU make."""
+        try:
+            return render_video(handle, clips)
+        except DecodeError as error:
+            return DecodeFailure(error.reason, error.format or handle.format, error.route, handle.source)
+        except (
+            RuntimeError
+        ) as error:  # torch refuses what its kernels cannot compute, and reports a failed GPU likewise
+            raise_if_device_failed(error, self.device, "video", 4 * count_decoded_bytes(handle))
+            _LOG.debug("%r: torch says %r", handle, first_line(error))
+            return self._decode_by_pyav(handle, stream)
 
     def rescue(
         self, run: Run[ClipBatch], run_alone: Callable[[ClipBatch], list[Outcome]], stream: Any

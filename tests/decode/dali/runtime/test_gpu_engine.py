@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from energon_dali.decode import DaliDecoder, Decoded
+from energon_dali import FrontEnd, SampleDecoder
+from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.decode.dali import close_engines, dispatch
 from energon_dali.decode.dali.dispatch import DecodedHandle
-from energon_dali.decode.dali.images import codecs
-from energon_dali.errors import DeviceFailedError
+from energon_dali.decode.dali.images import codecs, engine
+from energon_dali.errors import DecodeError, DeviceFailedError
 from tests.decode.sample_images import sample_images
 from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
 
@@ -141,8 +142,8 @@ def test_a_gpu_that_has_room_gives_what_fails_to_pil_and_keeps_no_pipeline(
     assert all(value.is_cuda for value in values(outcomes))
     from energon_dali.decode.dali.runtime import engine as table
 
-    (engine,) = table._engines.values()
-    assert engine._suspended == []
+    (used,) = table._engines.values()
+    assert used._suspended == []
 
 
 def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threads(
@@ -159,6 +160,45 @@ def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threa
     expected = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
     for name, value in zip(names, values(outcomes), strict=True):
         assert torch.equal(value, expected.decode("jpg", sample_images()[name])), name
+
+
+def test_an_image_that_torch_cannot_render_on_the_gpu_costs_no_other(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch refuses some arguments with a RuntimeError; the image is then PIL's, and the block goes on."""
+    install_dali(monkeypatch, cuda)
+    front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"})
+    decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
+    render, calls = engine.render, []
+
+    def fail_once(handle: Any, pixels: Any) -> Any:
+        calls.append(handle)
+        if len(calls) == 2:
+            raise RuntimeError("Provided interpolation parameters can not be handled with current algorithm")
+        if len(calls) == 3:
+            raise DecodeError("The processor refuses it")
+        return render(handle, pixels)
+
+    monkeypatch.setattr(engine, "render", fail_once)
+    outcomes: Any = decoder.decode_block(jpegs(decoder, 4))
+    assert [outcome.route for outcome in outcomes] == ["dali-gpu", "fallback", "", "dali-gpu"]
+    assert isinstance(outcomes[2], DecodeFailure)
+    expected = SampleDecoder(front_end=front_end).decode("jpg", sample_images()["jpeg-420"])
+    assert torch.equal(outcomes[1].value.pixels.as_subclass(torch.Tensor), expected.pixels)
+    assert outcomes[1].value.pixels.is_cuda
+
+
+def test_a_gpu_that_fails_while_it_renders_is_not_a_bad_image(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_dali(monkeypatch, cuda)
+
+    def fail(handle: Any, pixels: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(engine, "render", fail)
+    front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"})
+    decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
+    with pytest.raises(DeviceFailedError, match="CUDA out of memory"):
+        decoder.decode_block(jpegs(decoder, 4))
 
 
 def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(
