@@ -23,12 +23,12 @@ from energon_dali.decode.dali.images.codecs import image_route
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, bytes_per_pixel, define_pipeline
 from energon_dali.decode.dali.images.recovery import decode_by_pil, decode_suspects
 from energon_dali.decode.dali.runtime.blocks import (
-    NUM_THREADS,
     RESULT_BYTES,
     RESULTS,
     FutureGroup,
     bring_to_device,
     host_threads,
+    num_host_threads,
     split_block,
 )
 from energon_dali.decode.dali.runtime.device import load_backend
@@ -88,6 +88,11 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
             ]
         )
         return block.future
+
+    @property
+    def kept_bytes(self) -> int:
+        """What nvJPEG allocates for each thread of the pipeline."""
+        return self.options.num_threads * self.options.tuning.device_memory_padding
 
     def define(self) -> Any:
         return define_pipeline(self.graph, self.options)
@@ -318,7 +323,7 @@ def finish_images(
         for position in positions:
             _finish(images[position], geometries[position], spec, targets[position])
 
-    count = max(1, min(num_threads, NUM_THREADS + 1, len(images) // _LEAST_IMAGES))
+    count = max(1, min(num_threads, num_host_threads() + 1, len(images) // _LEAST_IMAGES))
     parts = [range(first, len(images), count) for first in range(count)]
     others = [(part, host_threads().submit(finish, part)) for part in parts[1:]]
     finish(parts[0])

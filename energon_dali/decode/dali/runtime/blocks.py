@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
+from energon_dali.host_cores import cores_per_rank, divide_cores
 from energon_dali.samples.transfer import map_tensors
 from energon_dali.shards.storage.local import ReusedBuffers
 
@@ -32,8 +33,6 @@ RESULT_BYTES = 256 << 20
 """Most memory of results on the CPU that is used again."""
 RESULTS = ReusedBuffers(RESULT_BYTES)
 """That memory."""
-NUM_THREADS = 2
-"""Threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, and finishing images."""
 
 
 class StreamFuture(Future[list[Outcome]]):
@@ -209,7 +208,7 @@ def seal(outcomes: Sequence[Outcome], work: Any, consumer: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The memory that decoding takes on one device, estimated from image sizes, without the decoders' own workspace."""
+    """The memory that decoding takes on one device, estimated."""
 
     budget_bytes: int | None
     """Limit of all runs in flight together; None means no limit."""
@@ -219,6 +218,8 @@ class MemoryUse:
     """The most memory that runs in flight took together."""
     largest_output_bytes: int
     """The largest output of one run."""
+    kept_bytes: int = 0
+    """What decoders keep between runs, estimated: workspaces of pipelines, and hardware decoders of videos."""
 
 
 class DeviceMemory:
@@ -238,6 +239,7 @@ class DeviceMemory:
         self.run_bytes = _CPU_RUN_BYTES if budget_bytes is None else max(1, budget_bytes // _RUNS_PER_BUDGET)
         self._free = threading.Condition()
         self._in_flight = 0
+        self._kept: dict[Hashable, int] = {}
         self._in_flight_peak = 0
         self._largest_output = 0
 
@@ -260,7 +262,20 @@ class DeviceMemory:
 
     def _fits(self, run_bytes: int) -> bool:
         assert self.budget_bytes is not None
-        return self._in_flight == 0 or self._in_flight + run_bytes <= self.budget_bytes
+        return self._in_flight == 0 or self._in_flight + run_bytes + sum(self._kept.values()) <= self.budget_bytes
+
+    def keep(self, owner: Hashable, kept_bytes: int) -> None:
+        """Counts what stays allocated between runs in the budget, in place of what the owner kept before.
+
+        Args:
+            owner: Whose memory it is.
+            kept_bytes: All of it; 0 when it is freed.
+        """
+        with self._free:
+            self._kept.pop(owner, None)
+            if kept_bytes:
+                self._kept[owner] = kept_bytes
+            self._free.notify_all()
 
     def release_run(self, run_bytes: int) -> None:
         """Releases the memory of a run that ended."""
@@ -276,7 +291,8 @@ class DeviceMemory:
     def use(self) -> MemoryUse:
         """Returns the current use and the peaks."""
         with self._free:
-            return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output)
+            kept = sum(self._kept.values())
+            return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output, kept)
 
 
 def count_bytes(images: Any) -> int:
@@ -312,18 +328,28 @@ def release_unused() -> None:
     load_backend().ReleaseUnusedMemory()
 
 
+def num_host_threads() -> int:
+    """Returns the threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, finishing."""
+    return divide_cores(cores_per_rank(), gpu=True).fallbacks
+
+
 def host_threads() -> ThreadPoolExecutor:
-    """Returns the threads, which are started when they are first needed."""
-    return _pool
-
-
-def _make_pool() -> None:
-    """Also after a fork: the threads exist only in the parent."""
+    """Returns these threads, which are started when they are first needed."""
     global _pool
-    _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="energon-dali-pil")
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(num_host_threads(), thread_name_prefix="energon-dali-pil")
+        return _pool
 
 
-_pool: ThreadPoolExecutor
-_make_pool()
+def _forget_pool() -> None:
+    """After a fork: the threads exist only in the parent."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+_pool: ThreadPoolExecutor | None
+_pool_lock: threading.Lock
+_forget_pool()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_pool)
+    os.register_at_fork(after_in_child=_forget_pool)

@@ -156,7 +156,9 @@ def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threa
     names = ["jpeg-420", "png-rgb", "jpeg-444", "pnm-rgb", "bmp-rgb"]
     outcomes: Any = decoder.decode_block([decoder.make_handle("part", sample_images()[name]) for name in names])
     assert [outcome.route for outcome in outcomes] == ["dali-gpu", "dali-host", "dali-gpu", "dali-host", "dali-host"]
-    assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [4, 16]
+    padding = {call.detail.num_threads: call.detail.tuning.device_memory_padding for call in cuda.named("dali.build")}
+    assert padding == {8: 16 << 20, 16: 0}
+    assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [8, 16]
     expected = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
     for name, value in zip(names, values(outcomes), strict=True):
         assert torch.equal(value, expected.decode("jpg", sample_images()[name])), name
