@@ -385,11 +385,11 @@ class GpuWork(TorchFunctionMode):
         return func(*args, **options)
 
 
-class Launches(TorchDispatchMode):
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations that would start a kernel or a copy: all but views and allocations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ Machine = Callable[..., None]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     """Returns a function that sets up cores, ranks and cgroups."""
 
     def set_up(
@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
         for cached in (host_cores._cores_of_cgroup, host_cores._quota_of_cgroup):
             cached.cache_clear()
 
-    yield set_up  # type: ignore[misc]
+    yield set_up
     for cached in (host_cores._cores_of_cgroup, host_cores._quota_of_cgroup):
         cached.cache_clear()
 
@@ -145,7 +145,7 @@ def test_what_eight_ranks_of_a_host_with_128_cores_use(machine: Machine) -> None
 def test_pipelines_on_the_cpu_have_the_share_of_their_rank(machine: Machine) -> None:
     machine(128, ranks="8")
     options = DaliDecoder().engine_options
-    assert [options.on(Device("cpu"), media).num_threads for media in ("image", "video")] == [16, 16]  # type: ignore[arg-type]
+    assert (options.on(Device("cpu"), "image").num_threads, options.on(Device("cpu"), "video").num_threads) == (16, 16)
     assert DaliDecoder(num_threads=5).engine_options.on(Device("cpu")).num_threads == 5
     machine(128)
     assert options.on(Device("cpu")).num_threads == 32
