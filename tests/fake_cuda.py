@@ -364,6 +364,8 @@ class GpuWork(TorchFunctionMode):
             if name in ("tensor", "as_tensor"):
                 self.waits.append(name)
             return GpuTensor.on(gpu, func(*args, **options))
+        if name == "pin_memory":
+            return args[0]
         if name in _WAITS and on_gpu:
             self.waits.append(name)
             return func(args[0].as_subclass(torch.Tensor), *args[1:], **options)

@@ -87,7 +87,11 @@ class PixelValues:
             out.copy_(pixels if repeat == 1 else pixels[:, :, None, :])
             return out
         if pixels.is_cuda:
-            values = look_up(pixels, self.table_on(pixels.device, dtype, pixels.shape[channel_axis]), channel_axis)
+            table = self.table_on(pixels.device, dtype, pixels.shape[channel_axis])
+            if channel_axis == 1 and out.is_contiguous():
+                _look_up(pixels, table, channel_axis, repeat, out)
+                return out
+            values = _look_up(pixels, table, channel_axis, 1).view(pixels.shape)
             return out.copy_(values if repeat == 1 else values[:, :, None, :])
         steps = _steps(self, pixels.shape[channel_axis])
         rows, columns = items, max(1, second)  # of a chunk
@@ -137,21 +141,25 @@ class _Steps:
             values.div_(self.std.view(shape))
 
 
-def look_up(pixels: torch.Tensor, table: torch.Tensor, channel_axis: int) -> torch.Tensor:
-    """Returns the values of bytes; nothing is computed, so every device gives the same bits.
+def _look_up(
+    pixels: torch.Tensor, table: torch.Tensor, channel_axis: int, repeat: int, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the values of bytes on a GPU; nothing is computed, so every device gives the same bits.
 
     Args:
         pixels: uint8[items, a, b].
-        table: dtype[channels, 256], on the device of the pixels.
+        table: dtype[channels, 256].
         channel_axis: Which of the axes, 1 or 2, is the channel.
-
-    Returns:
-        dtype[items, a, b].
+        repeat: How often each item is repeated after its axis 1, if that is the channel.
+        out: Where to write them, contiguous; None for a new tensor.
     """
-    import torch
+    from energon_dali.kernels.merge_patches import merge_patches
 
-    channels = torch.arange(len(table), dtype=torch.int32, device=pixels.device)
-    return table[channels.view((1, -1, 1) if channel_axis == 1 else (1, 1, -1)), pixels.int()]
+    last = channel_axis == 2
+    planes = pixels.transpose(1, 2) if last else pixels
+    # Each item is an image of one row, which is one patch.
+    row = planes[:, None, :, None, :]
+    return merge_patches(row, (1, row.shape[4]), frames_per_patch=repeat, values=table, channels_last=last, out=out)
 
 
 def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from energon_dali import FrontEnd
+from energon_dali import FrontEnd, VideoFrontEnd
+from energon_dali.decode.front_ends import video_front_end
 from energon_dali.decode.front_ends.pixel_values import PixelValues
 from energon_dali.decode.front_ends.resampling import Pixels, shrinks_too_far
-from tests.fake_cuda import CudaDivision, GpuTensor, GpuWork
+from tests.fake_cuda import CudaDivision, GpuTensor, GpuWork, Launches
 
 ARITHMETICS: Any = ("pil", "torch")
 
@@ -80,14 +81,88 @@ def test_an_image_that_shrinks_too_far_is_pils(filter: Any, monkeypatch: pytest.
     assert torch.equal(found.as_subclass(torch.Tensor), expected)
 
 
-@pytest.mark.parametrize("name", ["CLIPImageProcessor", "Qwen2VLImageProcessor", "Siglip2ImageProcessor"])
-def test_the_second_batch_copies_nothing_and_waits_for_nothing(name: str) -> None:
-    front_end = FrontEnd.from_processor({"image_processor_type": name, "do_convert_rgb": True}, resampling="torch")
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fixed size": {"image_processor_type": "CLIPImageProcessor"},
+    "qwen2-vl": {"image_processor_type": "Qwen2VLImageProcessor"},
+    "internvl": {"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True, "max_patches": 6},
+    "llava-next": {"image_processor_type": "LlavaNextImageProcessor"},
+    "siglip2": {"image_processor_type": "Siglip2ImageProcessor", "do_convert_rgb": True},
+    "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 224, "width": 224}},
+    "pixtral": {"image_processor_type": "PixtralImageProcessor"},
+}
+VIDEOS: dict[str, dict[str, Any]] = {
+    "qwen2-vl": {"video_processor_type": "Qwen2VLVideoProcessor"},
+    "qwen3-vl": {"video_processor_type": "Qwen3VLVideoProcessor"},
+    "llava-onevision": {"video_processor_type": "LlavaOnevisionVideoProcessor"},
+    "internvl": {"video_processor_type": "InternVLVideoProcessor"},
+}
+
+
+def smooth(*shape: int) -> torch.Tensor:
+    """Returns images without edges, of which CUDA's resampling of floats makes what the CPU's of bytes makes."""
+    small = noise(*shape[:-2], 3, 4).float() / 2 + 64
+    flat = torch.nn.functional.interpolate(small.view(-1, 3, 3, 4), shape[-2:], mode="bilinear")
+    return flat.view(shape).round().to(torch.uint8)
+
+
+def on_cpu(value: torch.Tensor) -> torch.Tensor:
+    return value.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_images_of_one_size_are_rendered_at_once_to_what_each_becomes(name: str, dtype: Any) -> None:
+    """Their layouts, bytes and values; the kernels are as many as for one image, and later batches wait for nothing."""
+    front_end = FrontEnd.from_processor(CONFIGS[name], resampling="torch", dtype=dtype)
     layout = front_end.layout(200, 150)
+    images = smooth(4, 3, 150, 200)
+    expected = [front_end.render(Pixels(tensor=image), layout) for image in images]
     with GpuWork() as work:
-        for number in range(2):
+        found = front_end.render_alike(GpuTensor.on(0, images), layout)
+        front_end.concatenated(found)  # which copies the table of values, once
+        work.waits.clear()
+        with Launches() as alone:
+            one = front_end.render_alike(GpuTensor.on(0, images[:1]), layout)
+        with Launches() as together:
+            again = front_end.render_alike(GpuTensor.on(0, images), layout)
+        with Launches() as joined:
+            values = front_end.concatenated(again)
+        assert work.waits == []
+    assert len(together.names) <= len(alone.names) + 1  # resampling on this CPU's stand-in may copy once more
+    for ours, one_of, theirs in zip(found, [*one, None, None, None], expected, strict=True):
+        assert ours.layout == theirs.layout
+        levels = (on_cpu(ours.pixels).int() - theirs.pixels.int()).abs()
+        # The CPU rounds after each of the two passes, CUDA's floats once.
+        assert levels.max() <= 2
+        assert one_of is None or torch.equal(on_cpu(one_of.pixels), on_cpu(ours.pixels))
+    wanted = torch.cat([image.front_end.finish(on_cpu(image.pixels), layout) for image in found])
+    if isinstance(values, torch.Tensor):
+        assert torch.equal(on_cpu(values).reshape(wanted.shape), wanted)
+        if type(front_end).concatenated is FrontEnd.concatenated:  # others pad between images
+            assert len(joined.names) < 10
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
+@pytest.mark.parametrize("name", VIDEOS)
+def test_frames_of_a_video_are_rendered_at_once(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    front_end = VideoFrontEnd.from_processor(VIDEOS[name], dtype=dtype, num_frames=6)
+    layout = front_end.layout(80, 60, 6, 2.0)
+    frames = smooth(6, 3, 60, 80)
+    expected = front_end.render_frames(frames, layout)
+    counts = []
+    for at_once in (1 << 40, 0):  # all frames, or as few as belong together
+        monkeypatch.setattr(video_front_end, "_FLOAT_BYTES", at_once)
+        with GpuWork() as work:
+            front_end.render_frames(GpuTensor.on(0, frames), layout)
             work.waits.clear()
-            made = [front_end.render(Pixels(tensor=GpuTensor.on(0, noise(3, 150, 200))), layout) for _ in range(3)]
-            values = [image.values for image in made]
-            assert all(value.is_cuda for value in values)
-            assert work.waits == [] or number == 0
+            with Launches() as launches:
+                found = front_end.render_frames(GpuTensor.on(0, frames), layout)
+            assert work.waits == []
+        counts.append(len(launches.names))
+        assert found.is_cuda
+        assert found.shape == expected.shape
+        if dtype == "uint8":
+            assert (on_cpu(found).int() - expected.int()).abs().max() <= 1  # CUDA resamples floats
+        else:
+            assert (on_cpu(found).float() - expected.float()).abs().max() <= 0.04
+    assert counts[0] < counts[1]

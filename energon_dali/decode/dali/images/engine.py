@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +56,8 @@ _LEAST_IMAGES = 4
 """Images per thread: starting a thread's part takes as long as finishing a small image."""
 _FLOAT_BYTES = 4
 """Of a pixel's channel while it is resampled on a GPU."""
+_MOST_BYTES_AT_ONCE = 256 << 20
+"""Most memory of images as float32 that a GPU resamples together."""
 _LOG = logging.getLogger(__name__)
 _of_thread = threading.local()
 """`scratch`: uint8[n], in which a thread reorders the pixels of an image."""
@@ -116,10 +119,23 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
 
             # Kernels are only started here. On the CPU other threads render: `dispatch`.
             with torch.cuda.stream(stream):
-                return [
-                    self._render(handle, value, stream) for handle, value in zip(batch.handles, values, strict=True)
-                ]
+                return self._render_all(batch.handles, values, stream)
         return values
+
+    def _render_all(self, handles: Sequence[MediaHandle], values: Sequence[torch.Tensor], stream: Any) -> list[Any]:
+        """Returns what a front end makes of images on a GPU; those of one size and layout are rendered together."""
+        rendered: list[Any] = [None] * len(handles)
+        for positions in _alike(handles, values):
+            made: list[VisionInput] | None = None
+            if len(positions) > 1:
+                # Where one of them fails, each is rendered alone, and its own error found.
+                with suppress(DecodeError, RuntimeError):
+                    made = render_alike(handles[positions[0]], [values[position] for position in positions])
+            for number, position in enumerate(positions):
+                rendered[position] = (
+                    self._render(handles[position], values[position], stream) if made is None else made[number]
+                )
+        return rendered
 
     def _render(self, handle: MediaHandle, pixels: torch.Tensor, stream: Any) -> VisionInput | Outcome:
         """Returns what a front end makes of an image on a GPU; what it cannot make there, PIL makes on the CPU."""
@@ -161,6 +177,36 @@ def render(handle: MediaHandle, pixels: torch.Tensor) -> VisionInput:
     front_end = handle.spec.front_end
     assert front_end is not None
     return front_end.render(Pixels(tensor=pixels.permute(2, 0, 1)), handle.layout)
+
+
+def render_alike(handle: MediaHandle, pixels: Sequence[torch.Tensor]) -> list[VisionInput]:
+    """Returns what a front end makes of several images of one size and layout, with as many kernels as for one.
+
+    Args:
+        handle: Of one of them.
+        pixels: uint8[H, W, 3] each, as for `render`.
+    """
+    import torch
+
+    front_end = handle.spec.front_end
+    assert front_end is not None
+    return front_end.render_alike(torch.stack(list(pixels)).permute(0, 3, 1, 2), handle.layout)
+
+
+def _alike(handles: Sequence[MediaHandle], values: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Returns the positions of the images of each size and layout, in parts that are resampled together."""
+    groups: dict[Any, list[int]] = {}
+    for position, (handle, value) in enumerate(zip(handles, values, strict=True)):
+        try:
+            key: Any = (tuple(value.shape), handle.layout)
+        except DecodeError:  # raised again, and reported, when it is rendered
+            key = position
+        groups.setdefault(key, []).append(position)
+    parts = []
+    for positions in groups.values():
+        most = max(1, _MOST_BYTES_AT_ONCE // max(1, _FLOAT_BYTES * values[positions[0]].numel()))
+        parts += [positions[first : first + most] for first in range(0, len(positions), most)]
+    return parts
 
 
 def set_geometry_inputs(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None:

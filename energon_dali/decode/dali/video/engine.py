@@ -24,6 +24,7 @@ from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav, render_video
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.kernels.backend import on_device
 from energon_dali.kernels.color_matrix import ColorMatrix, convert_colors
 from energon_dali.samples.kinds import Clips
 
@@ -304,4 +305,4 @@ def _arrange(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor | None:
         return None
     if _is_in_order(handle):
         return frames
-    return frames.index_select(0, torch.from_numpy(positions.ravel()).to(frames.device))
+    return frames.index_select(0, on_device(torch.from_numpy(positions.ravel()), frames.device))

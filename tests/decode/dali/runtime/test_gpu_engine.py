@@ -5,12 +5,14 @@ CUDA is a fake, and DALI's CPU operators run instead of a GPU's: these tests say
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from energon_dali import FrontEnd, SampleDecoder
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
@@ -181,6 +183,10 @@ def test_an_image_that_torch_cannot_render_on_the_gpu_costs_no_other(
             raise DecodeError("The processor refuses it")
         return render(handle, pixels)
 
+    def refuse(handle: Any, pixels: Any) -> Any:
+        raise RuntimeError("Provided interpolation parameters can not be handled with current algorithm")
+
+    monkeypatch.setattr(engine, "render_alike", refuse)
     monkeypatch.setattr(engine, "render", fail_once)
     outcomes: Any = decoder.decode_block(jpegs(decoder, 4))
     assert [outcome.route for outcome in outcomes] == ["dali-gpu", "fallback", "", "dali-gpu"]
@@ -190,12 +196,39 @@ def test_an_image_that_torch_cannot_render_on_the_gpu_costs_no_other(
     assert outcomes[1].value.pixels.is_cuda
 
 
+def test_images_of_one_size_are_rendered_together_and_keep_their_order(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_dali(monkeypatch, cuda)
+    front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"}, resampling="torch")
+    decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
+    small = io.BytesIO()
+    Image.open(io.BytesIO(sample_images()["jpeg-444"])).resize((90, 40)).save(small, "jpeg")
+    files = [sample_images()[name] for name in ("jpeg-420", "jpeg-444", "jpeg-420", "jpeg-gray")]
+    files.insert(1, small.getvalue())
+    together: list[int] = []
+    render_alike = engine.render_alike
+
+    def count(handle: Any, pixels: Any) -> Any:
+        together.append(len(pixels))
+        return render_alike(handle, pixels)
+
+    monkeypatch.setattr(engine, "render_alike", count)
+    outcomes: Any = decoder.decode_block([decoder.stage("jpg", data) for data in files])
+    assert together == [4]
+    for outcome, data in zip(outcomes, files, strict=True):
+        expected = SampleDecoder(front_end=front_end).decode("jpg", data)
+        assert torch.equal(outcome.value.pixels, expected.pixels)
+        assert outcome.value.layout == expected.layout
+
+
 def test_a_gpu_that_fails_while_it_renders_is_not_a_bad_image(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     install_dali(monkeypatch, cuda)
 
     def fail(handle: Any, pixels: Any) -> Any:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
+    monkeypatch.setattr(engine, "render_alike", fail)
     monkeypatch.setattr(engine, "render", fail)
     front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"})
     decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
