@@ -210,7 +210,7 @@ class FakeCuda:
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
-        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: getattr(tensor, "is_pinned_here", False))
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: self._is_pinned(tensor))
         monkeypatch.setattr(torch.Tensor, "to", self._to(torch.Tensor.to))
         monkeypatch.setattr(devices, "sees_gpu", lambda: self.gpus > 0)
         monkeypatch.setattr(devices, "_count_gpus", lambda: self.gpus)
@@ -220,8 +220,13 @@ class FakeCuda:
         monkeypatch.setattr(failure, "has_room", lambda device, needed: needed <= self.free_bytes)
         return self
 
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        self.contexts.add(self.current_device())  # torch asks the driver
+        return getattr(tensor, "is_pinned_here", False)
+
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         self.note("pin_memory", tuple(tensor.shape))
+        self.contexts.add(self.current_device())
         pinned: Any = tensor.clone()
         pinned.is_pinned_here = True
         return pinned  # type: ignore[no-any-return]

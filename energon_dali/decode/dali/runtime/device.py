@@ -287,6 +287,21 @@ def follow_local_rank() -> None:
     _of_thread.is_ours = True
 
 
+def take_gpu_of_rank() -> None:
+    """Makes the GPU of LOCAL_RANK current in a thread that follows it (`follow_local_rank`), before it touches CUDA.
+
+    A thread that only moves batches into page-locked memory asks CUDA about them, which would open a context on GPU 0
+    in every rank. Does nothing in the trainer's own threads.
+    """
+    if not getattr(_of_thread, "is_ours", False) or hasattr(_of_thread, "gpu"):
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if count:
+        _current_gpu(count)
+
+
 def device_works(device: Device) -> bool:
     """Returns whether a device still computes. After a CUDA error such as an illegal address a GPU no longer does.
 
