@@ -146,11 +146,16 @@ def test_a_thread_that_only_pins_opens_no_context_on_another_gpu(
     thread.start()
     thread.join(60)
     assert found[0].is_pinned_here  # type: ignore[attr-defined]
-    expected = {2 if trainer_has_gpu else 3}
-    assert cuda.contexts == expected
-    with contextlib.closing(get_loader(tree(WorkerConfig(rank=0, world_size=1, num_workers=1)), pin_memory=True)) as it:
-        next(iter(it))
-    assert cuda.contexts == expected
+    assert cuda.contexts == {2 if trainer_has_gpu else 3}
+
+
+def test_a_loader_that_only_pins_takes_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(gpus=4, initialized=False).install(monkeypatch)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    with contextlib.closing(get_loader(tree(config), pin_memory=True)) as loader:
+        next(iter(loader))
+    assert cuda.contexts == {3}
 
 
 def test_a_thread_of_the_trainer_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
