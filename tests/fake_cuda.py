@@ -8,11 +8,13 @@ making a device current opens a context on it in this process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -44,6 +46,8 @@ class Stream:
     device: int
     work: list[str] = field(default_factory=list)
     cuda: FakeCuda | None = None
+    cuda_stream: int = 7
+    """Its handle."""
 
     def wait_stream(self, other: Stream) -> None:
         self.work += other.work
@@ -262,6 +266,12 @@ class TensorListGPU:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._on_cpu)
+
+    def copy_to_external(self, pointer: Any, stream: Any, *, non_blocking: bool) -> None:
+        """Copies all samples, one after the other."""
+        assert non_blocking
+        made = np.concatenate([np.asarray(sample).ravel() for sample in self._on_cpu])
+        ctypes.memmove(pointer, made.ctypes.data, made.nbytes)
 
     def as_cpu(self) -> Any:
         """Returns the wrapped object on the CPU."""

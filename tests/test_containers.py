@@ -40,7 +40,7 @@ def test_the_image_for_gpus_has_what_triton_compiles_with() -> None:
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cpu"])
 def test_images_copy_what_is_there_and_run_the_smoke_test(name: str) -> None:
     words = instructions(name)
-    assert [word for word, _ in words][0] == "FROM"
+    assert words[0][0] == "FROM"
     programs = [match[1] for word, rest in words if word == "RUN" if (match := re.search(r"python /src/(\S+)", rest))]
     assert programs
     for path in (*programs, "constraints-ci.txt"):

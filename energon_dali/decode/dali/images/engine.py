@@ -28,6 +28,7 @@ from energon_dali.decode.dali.runtime.blocks import (
     RESULTS,
     FutureGroup,
     bring_to_device,
+    copy_to_torch,
     host_threads,
     num_host_threads,
     split_block,
@@ -113,8 +114,17 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         batch.inputs = (encoded, *batch.inputs)
 
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
-        values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
-        if self.device.kind == "gpu" and batch.handles[0].spec.front_end is not None:
+        spec = batch.handles[0].spec
+        if self.device.kind == "gpu" and self.options.tuning.copies_to_torch and spec.container == "torch":
+            values: list[Any] = copy_to_torch(outputs, self.device, stream)
+            if spec.dtype == "bfloat16":
+                import torch
+
+                with torch.cuda.stream(stream):
+                    values = [value.to(torch.bfloat16) for value in values]
+        else:
+            values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
+        if self.device.kind == "gpu" and spec.front_end is not None:
             import torch
 
             # Kernels are only started here. On the CPU other threads render: `dispatch`.

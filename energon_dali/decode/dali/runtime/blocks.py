@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import threading
@@ -302,6 +303,29 @@ def count_bytes(images: Any) -> int:
     if images.is_dense_tensor():
         return len(shapes) * math.prod(shapes[0]) * itemsize
     return sum(map(math.prod, shapes)) * itemsize
+
+
+def copy_to_torch(outputs: Any, device: Device, stream: Any) -> list[torch.Tensor]:
+    """Returns the samples of a TensorListGPU as views of new memory of torch's allocator; the host does not wait.
+
+    DLPack would leave it to DALI to free them, which it does after it has waited for the whole device.
+
+    Args:
+        outputs: TensorListGPU.
+        device: Where it is.
+        stream: torch.cuda.Stream that copies, and on which DALI made the samples.
+    """
+    import torch
+
+    shapes: list[tuple[int, ...]] = outputs.shape()
+    sizes = [math.prod(shape) for shape in shapes]
+    dtype = {"UINT8": torch.uint8, "FLOAT16": torch.float16, "FLOAT": torch.float32}[outputs.dtype.name]
+    with torch.cuda.stream(stream):
+        memory = torch.empty(sum(sizes), dtype=dtype, device=f"cuda:{device.ordinal}")
+    if memory.numel():
+        pointer, on = ctypes.c_void_p(memory.data_ptr()), ctypes.c_void_p(stream.cuda_stream)
+        outputs.copy_to_external(pointer, on, non_blocking=True)
+    return [part.view(shape) for part, shape in zip(memory.split(sizes), shapes, strict=True)]
 
 
 def has_room(device: Device, needed_bytes: int) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device, split_block
+from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device, copy_to_torch, split_block
 from energon_dali.decode.dali.runtime.device import Device, load_backend, load_dali
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
@@ -155,7 +155,9 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
         import torch
 
         values: list[Any] = []
-        for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream), strict=True):
+        copies = self.device.kind == "gpu" and self.options.tuning.copies_to_torch
+        copied = copy_to_torch(outputs, self.device, stream) if copies else None
+        for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream, copied), strict=True):
             if frames is None:  # a bad file for which DALI did not raise
                 _LOG.debug("%r: DALI did not return the number of frames that was asked for", handle)
                 values.append(self._decode_by_pyav(handle, stream))
@@ -235,7 +237,9 @@ def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, l
     return rows
 
 
-def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None) -> list[torch.Tensor | None]:
+def take_frames(
+    outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None, copied: list[torch.Tensor] | None = None
+) -> list[torch.Tensor | None]:
     """Returns the clips of each video of a TensorList, in the dtype and layout of the handles' spec.
 
     Clips of one size are consecutive views of one memory, so that stacking them again needs no copy, unless frames
@@ -245,6 +249,7 @@ def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None
         outputs: TensorListCPU with the final values, or TensorListGPU of uint8 [frames, H, W, 3] in DALI's colours.
         handles: The videos, of one spec.
         stream: torch.cuda.Stream on which the values will be used, where the list is on a GPU. Nothing waits.
+        copied: What `copy_to_torch` made of a list on a GPU, to be used in its place.
 
     Returns:
         Tensors [clips, frames, 3, H, W], or with the channels last, on the list's device; None where DALI did not
@@ -258,23 +263,26 @@ def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None
             videos = [None if video is None else video.to(torch.bfloat16) for video in videos]
     else:
         with torch.cuda.stream(stream):
-            videos = _finish_on_gpu(outputs, handles)
+            videos = _finish_on_gpu(outputs, handles, copied)
     return [
         None if video is None else video.view(*handle.frame_indices.shape, *video.shape[1:])
         for video, handle in zip(videos, handles, strict=True)
     ]
 
 
-def _finish_on_gpu(outputs: Any, handles: Sequence[ClipsHandle]) -> list[torch.Tensor | None]:
+def _finish_on_gpu(
+    outputs: Any, handles: Sequence[ClipsHandle], copied: list[torch.Tensor] | None
+) -> list[torch.Tensor | None]:
     from torch.utils.dlpack import from_dlpack
 
     spec = handles[0].spec
     corrections = [find_correction(handle) for handle in handles]
-    if outputs.is_dense_tensor() and all(map(_is_in_order, handles)):
+    if copied is None and outputs.is_dense_tensor() and all(map(_is_in_order, handles)):
         whole = from_dlpack(outputs.as_tensor())
         if all(handle.frame_indices.size == whole.shape[1] for handle in handles):
             return list(convert_colors(whole, corrections, dtype=spec.dtype, layout=spec.layout).unbind(0))
-    videos = [_arrange(row, handle) for row, handle in zip(_rows(outputs), handles, strict=True)]
+    rows = _rows(outputs) if copied is None else copied
+    videos = [_arrange(row, handle) for row, handle in zip(rows, handles, strict=True)]
     return [
         None if video is None else convert_colors(video[None], [each], dtype=spec.dtype, layout=spec.layout)[0]
         for video, each in zip(videos, corrections, strict=True)

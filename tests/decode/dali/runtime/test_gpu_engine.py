@@ -19,6 +19,7 @@ from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.decode.dali import close_engines, dispatch
 from energon_dali.decode.dali.dispatch import DecodedHandle
 from energon_dali.decode.dali.images import codecs, engine
+from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.errors import DecodeError, DeviceFailedError
 from tests.decode.sample_images import sample_images
 from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
@@ -244,3 +245,36 @@ def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(
     decoder = decoder_for_gpu()
     outcomes: Any = decoder.decode_block(jpegs(decoder))
     assert {outcome.route for outcome in outcomes} == {"dali-host"}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
+def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLPack leaves it to DALI to free them, which waits for the whole device; a CUDA graph forbids that."""
+    install_dali(monkeypatch, cuda)
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("a result went through DLPack")
+
+    small = io.BytesIO()
+    Image.open(io.BytesIO(sample_images()["jpeg-444"])).resize((90, 40)).save(small, "jpeg")
+    files = [sample_images()["jpeg-420"], small.getvalue()]
+    options: Any = {"image_decode": "torchrgb", "image_dtype": dtype, "image_decode_device": "gpu"}
+    plain = DaliDecoder(**options)
+    expected = values(plain.decode_block([plain.stage("jpg", data) for data in files]))  # type: ignore[arg-type]
+    monkeypatch.setattr("torch.utils.dlpack.from_dlpack", refuse)
+    empty, made = torch.empty, []
+
+    def empty_on_gpu(*shape: Any, device: str = "cpu", **others: Any) -> torch.Tensor:
+        if not device.startswith("cuda"):
+            return empty(*shape, device=device, **others)
+        made.append((device, torch.cuda.current_stream()))
+        return GpuTensor.on(GPU, empty(*shape, **others))
+
+    monkeypatch.setattr("torch.empty", empty_on_gpu)
+    decoder = DaliDecoder(**options, tuning=DaliTuning(copies_to_torch=True))
+    found = values(decoder.decode_block([decoder.stage("jpg", data) for data in files]))  # type: ignore[arg-type]
+    ((device, stream),) = made
+    assert device == f"cuda:{GPU}"
+    assert stream is not torch.cuda.current_stream()  # of the engine
+    assert all(value.is_cuda for value in found)
+    assert all(map(torch.equal, (value.as_subclass(torch.Tensor) for value in found), expected))
