@@ -260,7 +260,7 @@ def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, mo
     files = [sample_images()["jpeg-420"], small.getvalue()]
     options: Any = {"image_decode": "torchrgb", "image_dtype": dtype, "image_decode_device": "gpu"}
     plain = DaliDecoder(**options)
-    expected = values(plain.decode_block([plain.stage("jpg", data) for data in files]))  # type: ignore[arg-type]
+    expected = values(plain.decode_block([plain.stage("jpg", data) for data in files]))
     monkeypatch.setattr("torch.utils.dlpack.from_dlpack", refuse)
     empty, made = torch.empty, []
 
@@ -272,7 +272,7 @@ def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, mo
 
     monkeypatch.setattr("torch.empty", empty_on_gpu)
     decoder = DaliDecoder(**options, tuning=DaliTuning(copies_to_torch=True))
-    found = values(decoder.decode_block([decoder.stage("jpg", data) for data in files]))  # type: ignore[arg-type]
+    found = values(decoder.decode_block([decoder.stage("jpg", data) for data in files]))
     ((device, stream),) = made
     assert device == f"cuda:{GPU}"
     assert stream is not torch.cuda.current_stream()  # of the engine
