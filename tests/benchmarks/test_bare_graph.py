@@ -53,7 +53,7 @@ def test_ceilings_on_a_gpu_have_as_many_threads(
         def pipeline_def(define: Any) -> Any:
             return lambda **settings: made.append(settings)
 
-    monkeypatch.setattr(bare_graph.importlib, "import_module", lambda name: Dali)
+    monkeypatch.setattr("benchmarks.candidates.bare_graph.importlib.import_module", lambda name: Dali)
     task = task_for(output)
     assert task.decodes_on == "gpu"
     bare_graph.make_pipeline(lambda fn: None, task)

@@ -101,7 +101,7 @@ def test_an_image_that_shrinks_too_far_costs_no_other(where: Where, size: tuple[
 
 @pytest.mark.costly_dry_run
 def test_memory_over_300_clips_of_many_sizes_stays_within_the_budget(where: Where) -> None:
-    """DALI keeps up to 100 hardware decoders; sizes whose decoders do not fit into a quarter of the budget are PyAV's."""
+    """DALI keeps 100 hardware decoders; sizes whose decoders do not fit into a quarter of the budget are PyAV's."""
     spec = VideoClips(1, 4)
     decoder = where.decoder(av_decode=spec, gpu_memory_budget_bytes=2 << 30)
     count = 300 if where.kind == "gpu" else 6

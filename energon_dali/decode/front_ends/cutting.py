@@ -31,8 +31,8 @@ def placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tens
     top, left = view.position
     rows = slice(max(0, top), min(height, top + view.height))
     columns = slice(max(0, left), min(width, left + view.width))
-    inside = (slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left))
-    canvas[..., rows, columns] = planes[(..., *inside)]
+    inside = (..., slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left))
+    canvas[..., rows, columns] = planes[inside]
     return canvas
 
 
@@ -86,7 +86,8 @@ def cut_patches(planes: torch.Tensor, patch: int, merge: int = 1) -> torch.Tenso
     if planes.is_cuda:
         from energon_dali.kernels.merge_patches import merge_patches
 
-        return merge_patches(planes[None, None], (patch, patch), merge_size=merge).view(-1, channels, patch * patch)
+        made: torch.Tensor = merge_patches(planes[None, None], (patch, patch), merge_size=merge)
+        return made.view(-1, channels, patch * patch)
     import torch
 
     # One row of a patch is one item of numpy, which copies it at once. torch would copy byte by byte.

@@ -63,7 +63,8 @@ class FrameVideo(VideoFrontEnd):
         values = torch.empty((len(frames), 3, height, width), dtype=self.torch_dtype, device=frames.device)
         if frames.is_cuda:
             count = frames_at_once(frames, layout)
-            for part, out in zip(frames.split(count), values.split(count), strict=True):
+            parts = frames.split(count), values.split(count)  # type: ignore[no-untyped-call]
+            for part, out in zip(*parts, strict=True):
                 ((_, canvases),) = self.canvases(Pixels(tensor=part), layout)
                 self.values.convert(canvases.flatten(2), self.torch_dtype, channel_axis=1, out=out.flatten(2))
             return values

@@ -159,7 +159,10 @@ def _look_up(
     planes = pixels.transpose(1, 2) if last else pixels
     # Each item is an image of one row, which is one patch.
     row = planes[:, None, :, None, :]
-    return merge_patches(row, (1, row.shape[4]), frames_per_patch=repeat, values=table, channels_last=last, out=out)
+    values: torch.Tensor = merge_patches(
+        row, (1, row.shape[4]), frames_per_patch=repeat, values=table, channels_last=last, out=out
+    )
+    return values
 
 
 def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:

@@ -103,7 +103,8 @@ class Qwen2VL(FrontEnd):
 
         ((_, canvases),) = self.canvases(Pixels(tensor=pixels), layout)
         side = (self.patch_size, self.patch_size)
-        return merge_patches(canvases[:, None], side, merge_size=self.merge_size).flatten(4).squeeze(1)
+        cut: torch.Tensor = merge_patches(canvases[:, None], side, merge_size=self.merge_size)
+        return cut.flatten(4).squeeze(1)
 
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.temporal_patch_size * self.patch_size**2

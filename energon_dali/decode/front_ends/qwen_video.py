@@ -128,7 +128,7 @@ class PatchedVideo(VideoFrontEnd):
         values = torch.empty((groups, rows * columns, length), dtype=dtype, device=frames.device)
         table = None if dtype == torch.uint8 else self.values.table_on(frames.device, dtype)
         start = 0
-        for part in frames.split(frames_at_once(frames, layout, size)):
+        for part in frames.split(frames_at_once(frames, layout, size)):  # type: ignore[no-untyped-call]
             ((_, canvases),) = self.canvases(Pixels(tensor=part), layout)
             stop = start + -(-len(part) // size)
             merge_patches(

@@ -71,7 +71,7 @@ class Siglip2(FrontEnd):
 
         (view,) = layout.views
         resized = Pixels(tensor=pixels).resized(view.height, view.width, self.filter, self.resampling).tensor
-        cut = merge_patches(resized[:, None], (self.patch_size, self.patch_size), channels_last=True)
+        cut: torch.Tensor = merge_patches(resized[:, None], (self.patch_size, self.patch_size), channels_last=True)
         return cut.flatten(3, 4).squeeze(1)
 
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:

@@ -325,7 +325,8 @@ def copy_to_torch(outputs: Any, device: Device, stream: Any) -> list[torch.Tenso
     if memory.numel():
         pointer, on = ctypes.c_void_p(memory.data_ptr()), ctypes.c_void_p(stream.cuda_stream)
         outputs.copy_to_external(pointer, on, non_blocking=True)
-    return [part.view(shape) for part, shape in zip(memory.split(sizes), shapes, strict=True)]
+    parts: tuple[torch.Tensor, ...] = memory.split(sizes)  # type: ignore[no-untyped-call]
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def has_room(device: Device, needed_bytes: int) -> bool:
