@@ -21,7 +21,7 @@ from tests.av.corpus import VideoRecipe, encode_video
 from tests.decode.sample_images import sample_images
 from tests.gpu.where import Where, values_of
 
-CONFIGS = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "fixed size": {"image_processor_type": "CLIPImageProcessor"},
     "qwen2-vl": {"image_processor_type": "Qwen2VLImageProcessor"},
     "llava-next": {"image_processor_type": "LlavaNextImageProcessor"},
