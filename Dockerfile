@@ -3,10 +3,15 @@
 #   docker run --rm --gpus all energon-dali doctor
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 
+# CUDA's images default to compute and utility, with which NVDEC, the decoder of videos, is missing.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
+
+# Triton compiles its link to the driver when the first kernel runs: gcc, the C library's headers, and Python.h.
 # Ubuntu's security updates are wanted: versions are not pinned.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 python3-venv \
+    && apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 ENV VIRTUAL_ENV=/opt/venv \

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
 from energon_dali.errors import ConfigError
+from energon_dali.host_cores import cores_per_rank as cores_per_rank
 from energon_dali.plan.layout import Layout as Layout
 from energon_dali.plan.layout import divisors
 from energon_dali.plan.rng import mix
@@ -563,12 +564,6 @@ def _checked_path(option: str, given: object, **names: int) -> str:
             f"'log-{{{next(iter(names))}}}.json'; a brace of the name itself is written twice."
         ) from error
     return path
-
-
-def cores_per_rank() -> int:
-    """Returns the number of cores that a rank may use, at least 1: its share of those that this process may use."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, len(os.sched_getaffinity(0)) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1))
 
 
 class IdleCores:

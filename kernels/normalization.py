@@ -93,6 +93,21 @@ def normalize_levels(levels: torch.Tensor, coefficients: torch.Tensor, dtype: to
     return ((levels.to(torch.float32) - coefficients[0]) / coefficients[1]).to(dtype)
 
 
+def divide_levels(levels: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:
+    """Returns levels / divisor, rounded to float32 and then to `dtype`; a new tensor.
+
+    Where the divisor is a Python number, torch on CUDA multiplies by its reciprocal, which differs for half of the
+    levels of 255. A tensor on the device is a true divisor.
+
+    Args:
+        levels: uint8[...].
+        divisor: Not zero.
+        dtype: A floating type.
+    """
+    on_the_device = torch.full((1,), divisor, dtype=torch.float32, device=levels.device)
+    return (levels.to(torch.float32) / on_the_device).to(dtype)
+
+
 def values_of_levels(coefficients: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns dtype[C, 256]: the value of each level in each channel.
 

@@ -8,13 +8,17 @@ making a device current opens a context on it in this process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_dali.decode.dali.runtime import device as devices
 from energon_dali.decode.dali.runtime import engine as engines
@@ -42,6 +46,8 @@ class Stream:
     device: int
     work: list[str] = field(default_factory=list)
     cuda: FakeCuda | None = None
+    cuda_stream: int = 7
+    """Its handle."""
 
     def wait_stream(self, other: Stream) -> None:
         self.work += other.work
@@ -208,7 +214,7 @@ class FakeCuda:
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
-        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: getattr(tensor, "is_pinned_here", False))
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: self._is_pinned(tensor))
         monkeypatch.setattr(torch.Tensor, "to", self._to(torch.Tensor.to))
         monkeypatch.setattr(devices, "sees_gpu", lambda: self.gpus > 0)
         monkeypatch.setattr(devices, "_count_gpus", lambda: self.gpus)
@@ -218,8 +224,13 @@ class FakeCuda:
         monkeypatch.setattr(failure, "has_room", lambda device, needed: needed <= self.free_bytes)
         return self
 
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        self.contexts.add(self.current_device())  # torch asks the driver
+        return getattr(tensor, "is_pinned_here", False)
+
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         self.note("pin_memory", tuple(tensor.shape))
+        self.contexts.add(self.current_device())
         pinned: Any = tensor.clone()
         pinned.is_pinned_here = True
         return pinned  # type: ignore[no-any-return]
@@ -255,6 +266,12 @@ class TensorListGPU:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._on_cpu)
+
+    def copy_to_external(self, pointer: Any, stream: Any, *, non_blocking: bool) -> None:
+        """Copies all samples, one after the other."""
+        assert non_blocking
+        made = np.concatenate([np.asarray(sample).ravel() for sample in self._on_cpu])
+        ctypes.memmove(pointer, made.ctypes.data, made.nbytes)
 
     def as_cpu(self) -> Any:
         """Returns the wrapped object on the CPU."""
@@ -314,3 +331,88 @@ def install_dali(
         images, "define_pipeline", lambda graph, options: define_pipeline(graph, replace(options, device=Device("cpu")))
     )
     return built
+
+
+class CudaDivision(TorchFunctionMode):
+    """Divides as torch does on CUDA: by a number, it multiplies by its reciprocal in float32.
+
+    The result of a division by a tensor of one or more dimensions is the rounded quotient, there as here.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        named = getattr(func, "__name__", "")
+        divides = named in ("div", "div_", "true_divide", "divide", "__truediv__", "__itruediv__")
+        if divides and len(args) == 2 and isinstance(args[1], int | float):
+            number = torch.tensor(args[1], dtype=torch.float32)
+            given = args[0] if args[0].is_floating_point() else args[0].to(torch.float32)
+            quotient = given * number.reciprocal()
+            target = options.get("out", args[0] if named in ("div_", "__itruediv__") else None)
+            return quotient if target is None else target.copy_(quotient)
+        return func(*args, **options)
+
+
+_FACTORIES = ("arange", "empty", "full", "zeros", "ones", "tensor", "as_tensor")
+_WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "unique")
+"""Functions of torch that wait for the GPU. So do copies from memory that is not page-locked."""
+
+
+class GpuWork(TorchFunctionMode):
+    """Lets code that asks tensors for their device run on `GpuTensor`s, and notes what would make the host wait.
+
+    What `torch.cuda.set_sync_debug_mode("error")` refuses on a GPU is in `waits`, by name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        on_gpu = [value for value in args if isinstance(value, GpuTensor)]
+        if name in _FACTORIES and str(options.get("device", "")).startswith("cuda"):
+            gpu = torch.device(options.pop("device")).index or 0
+            if name in ("tensor", "as_tensor"):
+                self.waits.append(name)
+            return GpuTensor.on(gpu, func(*args, **options))
+        if name == "pin_memory":
+            return args[0]
+        if name in _WAITS and on_gpu:
+            self.waits.append(name)
+            return func(args[0].as_subclass(torch.Tensor), *args[1:], **options)
+        if name in ("to", "cuda") and args and not on_gpu:
+            where = str(args[1] if len(args) > 1 else options.get("device", ""))
+            if where.startswith("cuda"):
+                if not options.get("non_blocking", False):
+                    self.waits.append(name)
+                return GpuTensor.on(torch.device(where).index or 0, args[0])
+        if name == "to" and on_gpu and str(args[1] if len(args) > 1 else "").startswith("cuda"):
+            return args[0]
+        if name == "__getitem__" and on_gpu:
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in indices):
+                self.waits.append("a mask")
+        copies = name in ("copy_", "__setitem__") and isinstance(args[-1], torch.Tensor) and args[-1].dim() > 0
+        if copies and isinstance(args[0], GpuTensor) != isinstance(args[-1], GpuTensor):
+            self.waits.append(name)
+        return func(*args, **options)
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that would start a kernel or a copy: all but views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in ("empty", "empty_like", "new_empty", "_unsafe_view", "detach", "alias"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))

@@ -12,9 +12,11 @@ from torch.utils.dlpack import from_dlpack
 from benchmarks.candidates.files import suffixes_of
 from benchmarks.candidates.outputs import CLIPS, CROP_PIXELS, FRAMES_PER_CLIP, MEAN, STD, make_patches
 from benchmarks.candidates.task import LeftOutError, Task
+from energon_dali.host_cores import cores_per_rank, divide_cores
 
 _SEED = 42
-_GPU_THREADS = 8
+_OF_VIDEOS = ("frames", "frames224", "frame-patches")
+"""Outputs that are made of videos."""
 
 
 def make_pipeline(define: Callable[[Any], Any], task: Task, *, default_threads: int = 0, **options: Any) -> Any:
@@ -23,13 +25,14 @@ def make_pipeline(define: Callable[[Any], Any], task: Task, *, default_threads: 
     Args:
         define: Gets `nvidia.dali.fn` and returns the outputs.
         task: Its option `threads` overrides the number of CPU threads.
-        default_threads: On the CPU; 0 are all cores. On a GPU it is 8, or fewer cores.
+        default_threads: On the CPU; 0 are all cores. On a GPU there are as many as energon_dali has for the same media,
+            because a ceiling with more threads would compare threads.
         **options: Of the pipeline.
     """
     dali: Any = importlib.import_module("nvidia.dali")
     cores = len(os.sched_getaffinity(0))
     on_gpu = task.decodes_on == "gpu"
-    threads = int(task.options.get("threads", 0)) or (min(cores, _GPU_THREADS) if on_gpu else default_threads or cores)
+    threads = int(task.options.get("threads", 0)) or (gpu_threads(task.output) if on_gpu else default_threads or cores)
     settings = {
         "batch_size": task.batch_size,
         "num_threads": threads,
@@ -38,6 +41,12 @@ def make_pipeline(define: Callable[[Any], Any], task: Task, *, default_threads: 
         **options,
     }
     return dali.pipeline_def(lambda: define(dali.fn))(**settings)
+
+
+def gpu_threads(output: str) -> int:
+    """Returns the threads that energon_dali's pipeline on a GPU has for an output."""
+    shares = divide_cores(cores_per_rank(), gpu=True)
+    return shares.videos if output in _OF_VIDEOS else shares.images
 
 
 def decode_images(encoded: Any, task: Task) -> Any:

@@ -8,7 +8,9 @@ from functools import partial
 
 from energon_dali import __version__
 from energon_dali.decode.dali.runtime.device import INSTALL_HINT
+from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.diagnosis.host import Check, Host, Need
+from energon_dali.host_cores import divide_cores
 
 PACKAGES = {
     "torch": ("torch", "tensors"),
@@ -31,6 +33,8 @@ _FOR_URLS = ("obstore", "multi-storage-client")
 FEW_FILES = 4096
 """Shards and blocks take file descriptors: with fewer, jobs with many shards and workers reach the limit."""
 LITTLE_SHARED_BYTES = 1 << 30
+_CORES_PER_GPU = 4
+"""With fewer, a rank has a single thread each for images and videos."""
 
 DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
@@ -153,6 +157,7 @@ def check_limits(host: Host) -> Iterator[Check]:
         needed_for="workers: use no more than there are cores",
         found=f"{allowed} of {present}" + (f", {quota:g} by the quota of the container" if few else ""),
     )
+    yield from _threads_of_rank(host)
     files = host.limit("nofile")
     yield Check(
         name="open files",
@@ -177,6 +182,37 @@ def check_limits(host: Host) -> Iterator[Check]:
         needed_for="NCCL, other loaders; this one does not use it",
         remedy="Start containers with --shm-size=8g or --ipc=host if you also use NCCL or a torch DataLoader",
     )
+
+
+def _threads_of_rank(host: Host) -> Iterator[Check]:
+    """Yields how the threads that decode divide the cores of a rank, and what limits these."""
+    share, gpu = host.share(), host.shows_gpu()
+    few = gpu and share.cores < _CORES_PER_GPU
+    yield Check(
+        name="cores of a rank",
+        state="broken" if few else "ok",
+        found=f"{share.cores}: {share.limited_by}",
+        needed_for=f"decoding; {_CORES_PER_GPU} or more feed a GPU",
+        remedy="Give each rank more cores: docker run --cpus, cpus-per-task of Slurm, or fewer ranks per node.",
+    )
+    threads = divide_cores(share.cores, gpu=gpu)
+    on_host = f"PNG {threads.on_host}, " if gpu else ""
+    yield Check(
+        name="threads of a rank",
+        state="ok",
+        found=f"images {threads.images}, videos {threads.videos}, {on_host}PIL and PyAV {threads.fallbacks}",
+        needed_for="decoding; DaliDecoder(num_threads=...) overrides it",
+    )
+    if gpu:
+        tuning = DaliTuning()
+        device = threads.images * tuning.device_memory_padding >> 20
+        pinned = 2 * threads.images * tuning.host_memory_padding >> 20
+        yield Check(
+            name="reserved by nvJPEG",
+            state="ok",
+            found=f"{device} MiB on the GPU, {pinned} MiB page-locked",
+            needed_for="images; DaliTuning(device_memory_padding=...) overrides it",
+        )
 
 
 def _quota(host: Host) -> float | None:

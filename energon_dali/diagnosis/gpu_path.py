@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from energon_dali.decode.dali.runtime.device import MENDED_BY
+from energon_dali.decode.dali.video.nvdec import LIBRARY as NVDEC
+from energon_dali.decode.dali.video.nvdec import REMEDY
 from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of, trial_check
 from energon_dali.diagnosis.host import Check, Host, Need
 
@@ -64,7 +67,6 @@ LIBRARIES = (
 """From DALI's packages or those of CUDA. If NPP is missing, the trial shows whether videos can be decoded."""
 
 NVJPEG = LIBRARIES[1]
-NVDEC = "libnvcuvid.so.1"
 
 
 def check_libraries(host: Host, has_gpu: bool) -> Iterator[Check]:
@@ -97,11 +99,29 @@ def check_libraries(host: Host, has_gpu: bool) -> Iterator[Check]:
         found=finding.error or _short(path) or f"no {NVDEC}",
         needed_for="videos on the GPU",
         need="gpu",
-        remedy="It belongs to the driver. In containers set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on "
-        "Debian and Ubuntu: apt-get install libnvidia-decode-NNN, NNN being the driver's first number.",
+        remedy=REMEDY,
     )
+    if path:
+        yield _nvdec(host)
     if dali_of(host)[0]:
         yield _jpeg_engine(host, NVJPEG.names(cuda)[0])
+
+
+def _nvdec(host: Host) -> Check:
+    finding = host.probe("nvdec")
+    codecs: dict[str, list[int]] = finding.facts.get("codecs", {})
+    obstacle = finding.error or str(finding.facts.get("obstacle", ""))
+    found = ", ".join(f"{name} {width}x{height}" for name, (width, height) in codecs.items())
+    if not finding.facts.get("codecs", {}).get("av1"):
+        found += ", no AV1"
+    return Check(
+        name="codecs of NVDEC",
+        state="broken" if obstacle else "ok",
+        found=obstacle or f"{finding.facts['engines']} engines: {found}",
+        needed_for="videos on the GPU; PyAV decodes others",
+        need="gpu",
+        remedy=REMEDY,
+    )
 
 
 def _jpeg_engine(host: Host, library: str) -> Check:
@@ -152,6 +172,7 @@ def check_gpu_path(host: Host) -> Iterator[Check]:
         yield from check_libraries(host, has_gpu)
     yield _triton(host)
     if has_gpu:
+        yield _compiler(host)
         yield from _trials(host)
 
 
@@ -207,7 +228,7 @@ def _torch(host: Host, has_gpu: bool) -> Check:
         return check(
             state="broken",
             found=f"built for CUDA {cuda}, but finds no usable GPU",
-            remedy=f"Install a driver that runs CUDA {cuda}, or a torch built for the CUDA of this driver.",
+            remedy=f"Install a driver that runs CUDA {cuda}, or a torch built for the CUDA of this driver. {MENDED_BY}",
         )
     return check(state="ok", found=f"runtime {cuda}")
 
@@ -227,6 +248,17 @@ def _triton(host: Host) -> Check:
     if pinned and version.split("+")[0] != pinned:
         return check(state="broken", found=f"{version}, but torch requires {pinned}", remedy=wanted)
     return check(state="ok", found=f"{version}, as torch requires" if pinned else version)
+
+
+def _compiler(host: Host) -> Check:
+    lacking = host.lacks_to_compile()
+    return Check(
+        name="C compiler and headers",
+        state="missing" if lacking else "ok",
+        found=f"no {' and no '.join(lacking)}" if lacking else "found",
+        needed_for="the kernels: Triton builds its link to the driver with them",
+        remedy="apt-get install gcc python3-dev (of this Python's version), or dnf install gcc python3-devel",
+    )
 
 
 def _trials(host: Host) -> Iterator[Check]:

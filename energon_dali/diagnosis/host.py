@@ -10,9 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from energon_dali.host_cores import CoreShare, share_of_rank
 
 Limit = Literal["nofile", "memlock"]
 State = Literal["ok", "missing", "broken"]
@@ -129,6 +132,19 @@ class Host:
             return shutil.disk_usage(path).free
         except OSError:
             return None
+
+    def share(self) -> CoreShare:
+        """Returns the cores of a rank that is started as this process was."""
+        return share_of_rank()
+
+    def lacks_to_compile(self) -> list[str]:
+        """Returns what Triton's compiler lacks: "a C compiler", "Python.h"."""
+        lacking = []
+        if not (os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang"))):
+            lacking.append("a C compiler")
+        if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            lacking.append("Python.h")
+        return lacking
 
     def cores(self) -> tuple[int, int]:
         """Returns the number of CPU cores that this process may use, and the number of the machine."""

@@ -259,6 +259,18 @@ def jpeg_engine(library: str) -> dict[str, Any]:
     return {"engines": engines.value, "cores": cores.value}
 
 
+def nvdec() -> dict[str, Any]:
+    """Returns what the current GPU decodes: the largest frames by codec, the number of engines, and what keeps it."""
+    from energon_dali.decode.dali.video.nvdec import ask_nvdec
+
+    answer = ask_nvdec(0)
+    return {
+        "codecs": {name: [limits.width[1], limits.height[1]] for name, limits in answer.codecs.items()},
+        "engines": max((limits.engines for limits in answer.codecs.values()), default=0),
+        "obstacle": answer.obstacle,
+    }
+
+
 def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
     """Returns a library and its path, from NVIDIA's Python packages, the CUDA toolkit or the dynamic linker."""
     paths = [path for folder in sys.path for path in glob(os.path.join(folder, "nvidia", "*", "lib*", name))]
@@ -287,6 +299,7 @@ def main(name: str, *words: str) -> None:
         "driver": driver_version,
         "libraries": libraries,
         "jpeg_engine": jpeg_engine,
+        "nvdec": nvdec,
         "image": image,
         "video": video,
         "kernel": kernel,

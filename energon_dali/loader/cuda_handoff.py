@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from energon_dali.decode.dali.runtime.device import follow_local_rank
-from energon_dali.samples.transfer import attributes_of
+from energon_dali.decode.dali.runtime.device import follow_local_rank, take_gpu_of_rank
+from energon_dali.samples.transfer import attributes_of, pin_batch
 
 ReadyEvents = tuple[tuple[int, Any], ...]
 """(GPU index, torch.cuda.Event after the work that made a batch there), one per GPU."""
@@ -88,6 +88,12 @@ class CudaHandoff:
         if self._cuda.get_allocator_backend() == "native":
             for part in strided_parts(tensor):
                 part.record_stream(stream)
+
+
+def pin_for_trainer(batch: Any) -> Any:
+    """Returns a batch in page-locked memory; a thread of ours takes the rank's GPU before it asks CUDA for any."""
+    take_gpu_of_rank()
+    return pin_batch(batch)
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import WorkerError
-from energon_dali.loader.cuda_handoff import CudaHandoff, ReadyEvents
+from energon_dali.loader.cuda_handoff import CudaHandoff, ReadyEvents, pin_for_trainer
 from energon_dali.loader.decode_process.process import DecodeProcess, DecodeTask
 from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
-from energon_dali.samples.transfer import pin_batch
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -51,7 +50,7 @@ def open_prefetcher(
         ConfigError: The start method cannot work here.
         StateError: The state is of another dataset.
     """
-    change = pin_batch if options.pin_memory else None
+    change = pin_for_trainer if options.pin_memory else None
     if options.decode_process:
         return ProcessPrefetcher(dataset, options, state, metrics, watchdog, change)
     pipeline = RankPipeline(dataset, metrics, options, state)

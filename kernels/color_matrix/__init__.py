@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..backend import backend_for, on_device
-from ..normalization import Dtype, values_on
+from ..normalization import Dtype, divide_levels, values_on
 
 __all__ = ["ColorMatrix", "Dtype", "IDENTITY", "Layout", "STANDARDS", "Standard", "convert_colors"]  # noqa: RUF022
 
@@ -150,7 +150,7 @@ def convert_colors_reference(
         total = wide[..., 0] * weights[:, 0] + wide[..., 1] * weights[:, 1] + wide[..., 2] * weights[:, 2]
         channels.append(((total + weights[:, 3] + half) >> FRACTION_BITS).clamp_(0, 255).to(torch.uint8))
     levels = torch.stack(channels, dim=2 if channels_first else 4)
-    return levels if dtype == torch.uint8 else (levels.to(torch.float32) / 255).to(dtype)
+    return levels if dtype == torch.uint8 else divide_levels(levels, 255, dtype)
 
 
 Layout = Literal["FCHW", "FHWC"]

@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from energon_dali.cli.main import main
+from energon_dali.decode.dali.video.nvdec import LIBRARY as NVDEC
 from energon_dali.diagnosis import Diagnosis, Finding, Host, diagnose
-from energon_dali.diagnosis.gpu_path import LIBRARIES, NVDEC
+from energon_dali.diagnosis.gpu_path import LIBRARIES
+from energon_dali.host_cores import CoreShare
 
 
 class MadeUpHost(Host):
@@ -37,6 +39,8 @@ class MadeUpHost(Host):
         self.texts: dict[str, str] = {}
         self.limits = {"nofile": 65536, "memlock": -1}
         self.shared: int | None = 64 << 30
+        self.core_share = CoreShare(16, "8 ranks share 128 cores")
+        self.lacking: list[str] = []
         libraries = {name: f"/usr/lib/{name}" for library in LIBRARIES for name in library.names(cuda)}
         gpu = {"name": "NVIDIA H200", "capability": [9, 0], "memory_bytes": 141 << 30}
         self.findings: dict[tuple[str, ...], Finding] = {
@@ -47,6 +51,7 @@ class MadeUpHost(Host):
             ("cuda",): Finding({"cuda": "13.0", "devices": [gpu]}),
             ("libraries",): Finding({**libraries, NVDEC: f"/usr/lib/{NVDEC}"}),
             ("jpeg_engine",): Finding({"engines": 1, "cores": 7}),
+            ("nvdec",): Finding({"codecs": {"h264": [4096, 4096]}, "engines": 7, "obstacle": ""}),
             ("image", "pil"): Finding({"route": "pil", "difference": 4}),
             ("image", "cpu"): Finding({"route": "dali-cpu", "difference": 0}),
             ("image", "gpu"): Finding({"route": "dali-gpu", "difference": 2}),
@@ -78,6 +83,12 @@ class MadeUpHost(Host):
 
     def cores(self) -> tuple[int, int]:
         return 16, 32
+
+    def share(self) -> CoreShare:
+        return self.core_share
+
+    def lacks_to_compile(self) -> list[str]:
+        return self.lacking
 
 
 def fails(*probe: str, error: str = "RuntimeError: no") -> Callable[[MadeUpHost], Any]:
@@ -123,6 +134,17 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "hidden GPU": (finds("cuda", devices=[]), "GPU", "missing", "CUDA_VISIBLE_DEVICES", "gpu"),
     "no GPU": (has(gpu_visible=False), "GPU", "missing", "install the driver", "gpu"),
     "no NVDEC": (finds("libraries", **{NVDEC: ""}), "NVDEC", "missing", "NVIDIA_DRIVER_CAPABILITIES", "gpu"),
+    "no video capability": (
+        finds("nvdec", codecs={}, obstacle="the driver refuses (CUDA error 302)"),
+        "codecs of NVDEC",
+        "broken",
+        "compute,utility,video",
+        "gpu",
+    ),
+    "NVDEC crashes": (fails("nvdec"), "codecs of NVDEC", "broken", "compute,utility,video", "gpu"),
+    "no compiler": (has(lacking=["a C compiler"]), "C compiler and headers", "missing", "apt-get install gcc", ""),
+    "no headers": (has(lacking=["Python.h"]), "C compiler and headers", "missing", "python3-dev", ""),
+    "few cores": (has(core_share=CoreShare(2, "8 ranks share 16")), "cores of a rank", "broken", "--cpus", ""),
     "no nvJPEG": (finds("libraries", **{"libnvjpeg.so.13": ""}), "nvJPEG", "missing", "nvidia-nvjpeg;", "gpu"),
     "no NPP": (finds("libraries", **{"libnppig.so.13": ""}), "NPP", "missing", "pip install nvidia-npp;", ""),
     "no JPEG engine": (finds("jpeg_engine", engines=0), "hardware JPEG engine", "missing", "CUDA cores", ""),
@@ -163,6 +185,25 @@ def test_where_all_is_there_nothing_is_to_be_done(cuda: int) -> None:
     assert lines[-1] == "The GPU path works here."
     assert any("NVIDIA H200, compute capability 9.0, 141 GiB" in line for line in lines)
     assert any(f"2.4.0, built for CUDA {cuda}" in line for line in lines)
+
+
+def test_the_division_of_cores_is_shown_with_what_limits_it() -> None:
+    host = MadeUpHost()
+    table = "\n".join(diagnose(host, "gpu").lines())
+    assert "16: 8 ranks share 128 cores" in table
+    assert "images 8, videos 8, PNG 16, PIL and PyAV 4" in table
+    assert "128 MiB on the GPU, 128 MiB page-locked" in table
+    host.gpu_visible = False
+    assert "images 16, videos 16, PIL and PyAV 4" in "\n".join(diagnose(host).lines())
+
+
+def test_a_torch_that_is_too_new_for_the_driver_is_mended_by_commands() -> None:
+    host = MadeUpHost()
+    host.findings["torch",] = Finding({"version": "2.11.0", "cuda": "13.0", "available": False})
+    host.findings["driver",] = Finding({"version": "550.54", "from": "NVML"})
+    lines = "\n".join(diagnose(host, "gpu").lines())
+    assert "pip install --force-reinstall torch --index-url" in lines
+    assert 'pip install "energon-dali[cuda12]"' in lines
 
 
 def test_without_dali_and_gpu_the_cpu_path_works_and_little_is_advised() -> None:

@@ -20,12 +20,21 @@ ARCHITECTURES = (80, 90)
 
 PAD = {"CHANNELS": 3, "CHANNELS_FIRST": True, "ROWS": 16, "COLUMNS": 64}
 CUT = {"LENGTH": 3 * 2 * 14**2, "TIMES": 2, "PATCH": 14, "TOKENS": 16, "ELEMENTS": 128}
+MERGE = {"CHANNELS": 3, "TIMES": 2, "MERGE": 2, "ELEMENTS": 1024}
+MERGED = "i64 i64 i64 i32 i32 i32 i32 i32 i32 i32 i32 i32"
 COLORS = {"CHANNELS_FIRST": True, "BITS": 14, "BLOCK": 512}
 VARIANTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("pad_stack", "_pad_stack", "*i64 *i64 *u8 i32 i32 i32 i32", {**PAD, "TO_BYTES": True, "WIDE": True}),
     ("pad_stack", "_pad_stack", "*i64 *i16 *i16 i32 i32 i32 i32", {**PAD, "TO_BYTES": False, "WIDE": False}),
     ("patchify", "_patchify", "*i64 *i64 *i32 *u8 *i32", {**CUT, "TO_BYTES": True, "WIDE": True}),
     ("patchify", "_patchify", "*i64 *i16 *i32 *i16 *i32", {**CUT, "TO_BYTES": False, "WIDE": False}),
+    ("merge_patches", "_merge_patches", f"*u8 *u8 *u8 {MERGED}", {**MERGE, "CHANNELS_LAST": True, "TO_BYTES": True}),
+    (
+        "merge_patches",
+        "_merge_patches",
+        f"*u8 *i16 *i16 {MERGED}",
+        {**MERGE, "CHANNELS_LAST": False, "TO_BYTES": False},
+    ),
     ("color_matrix", "_convert", "*u8 *i32 *i32 *i32 i32 i32 i32", {**COLORS, "TO_BYTES": False}),
     ("color_matrix", "_convert_words", "*i32 *i32 *i16 *i64 i32 i32 i32", {**COLORS, "WORDS": 2}),
     ("color_quantize", "_color_quantize", "*u8 *fp32 *i16 i32 i32", {"BLOCK": 1024}),
@@ -38,6 +47,7 @@ def run_on_the_cpu() -> None:
     """Calls every operation with CPU tensors."""
     from energon_dali.kernels.color_matrix import IDENTITY, convert_colors
     from energon_dali.kernels.color_quantize import Palette, color_quantize
+    from energon_dali.kernels.merge_patches import merge_patches
     from energon_dali.kernels.pack_tokens import pack_tokens
     from energon_dali.kernels.pad_stack import pad_stack
     from energon_dali.kernels.patchify import patchify
@@ -47,6 +57,7 @@ def run_on_the_cpu() -> None:
     patchify([image], 2)
     convert_colors(image[None, None], [IDENTITY])
     color_quantize(image, Palette.from_levels([[0, 0, 0]]))
+    merge_patches(image.permute(2, 0, 1)[None, None, :, :4], (2, 2))
     pack_tokens([torch.arange(3)], 4)
 
 

@@ -11,11 +11,20 @@ import sys
 import traceback
 from functools import partial
 
-from tests.kernels.comparisons import color_matrix, color_quantize, operations, pack_tokens, pad_stack, patchify
+from tests.kernels.comparisons import (
+    color_matrix,
+    color_quantize,
+    merge_patches,
+    operations,
+    pack_tokens,
+    pad_stack,
+    patchify,
+)
 
 CHECKS = {
     "color_matrix": color_matrix.compare,
     "color_quantize": color_quantize.compare,
+    "merge_patches": merge_patches.compare,
     "operations": operations.compare,
     "pack_tokens": pack_tokens.compare,
     "pad_stack": pad_stack.compare,

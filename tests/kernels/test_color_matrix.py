@@ -10,6 +10,7 @@ import torch
 from energon_dali.kernels.color_matrix import IDENTITY, STANDARDS, ColorMatrix, convert_colors
 
 from tests.av.ycbcr import to_rgb
+from tests.fake_cuda import CudaDivision
 
 STANDARD_NAMES = sorted(STANDARDS)
 TO_709 = ColorMatrix.between("bt601", "bt709")
@@ -66,6 +67,15 @@ def test_floats_are_the_bytes_by_255(dtype: Any) -> None:
     got = convert_colors(frames, [TO_709, IDENTITY], dtype=dtype)
     assert torch.equal(got, (levels.to(torch.float32) / 255).to(getattr(torch, dtype)))
     assert torch.equal(convert_colors(frames, [TO_709, IDENTITY], layout="FHWC").permute(0, 1, 4, 2, 3), levels)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_reference_divides_also_where_cuda_would_multiply(dtype: Any) -> None:
+    """Plain PyTorch runs on GPUs where Triton does not, and must give the kernel's bits there."""
+    frames = frames_of((2, 3, 5, 7))
+    expected = convert_colors(frames, [TO_709, IDENTITY], dtype=dtype)
+    with CudaDivision():
+        assert torch.equal(convert_colors(frames, [TO_709, IDENTITY], dtype=dtype), expected)
 
 
 def test_wrong_arguments_are_named() -> None:

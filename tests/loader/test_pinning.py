@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from energon_dali import Batch, WorkerConfig, edataclass
+from energon_dali.loader.cuda_handoff import CudaHandoff, pin_for_trainer
 from energon_dali.loader.get_loader import get_loader
 from energon_dali.loader.loader_options import wants_pinning
 from energon_dali.samples.transfer import pin_batch as pin
@@ -122,3 +125,41 @@ def test_a_forked_decode_process_is_forked_before_cuda_is_asked(start_method: st
         with loader as batches:
             next(iter(batches))
         assert cuda.calls[0].thread != "MainThread"  # called by the thread that pins, after the fork
+
+
+@pytest.mark.parametrize("trainer_has_gpu", [False, True])
+def test_a_thread_that_only_pins_opens_no_context_on_another_gpu(
+    trainer_has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new thread's current GPU is 0 in every rank, and asking whether memory is page-locked opens a context there."""
+    cuda = FakeCuda(gpus=4, initialized=False).install(monkeypatch)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    if trainer_has_gpu:
+        torch.cuda.set_device(2)
+    found: list[torch.Tensor] = []
+
+    def work(handoff: CudaHandoff) -> None:
+        handoff.enter()
+        found.append(pin_for_trainer(torch.ones(2)))
+
+    thread = threading.Thread(target=work, args=(CudaHandoff(torch.cuda),))
+    thread.start()
+    thread.join(60)
+    assert found[0].is_pinned_here  # type: ignore[attr-defined]
+    assert cuda.contexts == {2 if trainer_has_gpu else 3}
+
+
+def test_a_loader_that_only_pins_takes_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(gpus=4, initialized=False).install(monkeypatch)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    with contextlib.closing(get_loader(tree(config), pin_memory=True)) as loader:
+        next(iter(loader))
+    assert cuda.contexts == {3}
+
+
+def test_a_thread_of_the_trainer_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(gpus=4, initialized=False).install(monkeypatch)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    pin_for_trainer([])
+    assert cuda.contexts == set()

@@ -31,6 +31,7 @@ from energon_dali.decode.dali.runtime.device import (
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
+from energon_dali.decode.dali.video.nvdec import library_obstacle
 from energon_dali.decode.images import decode_image, screen_image
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
@@ -64,8 +65,9 @@ class DaliDecoder(MediaDecoder):
             `thresholds`), "cpu", "gpu" (torch's current one) or an ordinal.
         video_decode_device: Likewise for clips of videos. "auto" takes the fastest choice for each video; PyAV is one
             of the choices.
-        num_threads: CPU threads of a pipeline. None means the cores that this process may use, at most 32 on the CPU
-            and 4 on a GPU, where formats that CPU threads decode (PNG, BMP, PNM) get as many as on the CPU.
+        num_threads: CPU threads of a pipeline. None means the cores of the rank, its share of the host's, at most 32 on
+            the CPU. On a GPU it means half of them, at most 8 for images and 16 for videos; formats that CPU threads
+            decode (PNG, BMP, PNM) get all, at most 16. `energon-dali doctor` shows them.
         max_batch_size: Most images per run; larger blocks are split.
         feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
             where the order of the dataset allows it.
@@ -258,7 +260,7 @@ class DaliDecoder(MediaDecoder):
         on_gpu = self.video_decode_device != "cpu" and sees_gpu()
         # Only the rank may ask the GPU whether it decodes AV1.
         if goes_to_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
-            on_gpu and handle.codec == "av1"
+            on_gpu and handle.codec == "av1" and not library_obstacle()
         ):
             file.close()
             return handle

@@ -25,7 +25,7 @@ from energon_dali.decode.dali.runtime.blocks import (
     work_stream,
 )
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption, resolve_device, use_device
-from energon_dali.decode.dali.runtime.engine import engine_for
+from energon_dali.decode.dali.runtime.engine import engine_for, memory_of
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions, PipelineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.formats import ImageHeader
@@ -77,12 +77,15 @@ def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> b
         device: Where DALI would decode it; a GPU without an ordinal in a process that must not touch the GPU.
     """
     from energon_dali.decode.dali.video.eligibility import is_eligible_video
+    from energon_dali.decode.dali.video.nvdec import decodes_on
 
     if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
         return False
     if option == "auto" and not prefers_dali_clips(
         handle.codec, handle.width, handle.height, handle.frames_to_decode, device.kind
     ):
+        return False
+    if device.kind == "gpu" and not decodes_on(device, handle.codec, handle.width, handle.height):
         return False
     return is_eligible_video(handle, device.kind, device.ordinal)
 
@@ -130,14 +133,17 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
     clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
     if not clips:
         return _submit_images(options, handles)
+    from energon_dali.decode.dali.video.nvdec import warn_without_nvdec
+
     device = resolve_device(options.video_decode_device, "video")
+    warn_without_nvdec(device)
     stream = consumer_stream(device)
     block = FutureGroup(len(handles), stream)
     for_dali: dict[int, ClipsHandle] = {}
     for position in clips:
         handle = handles[position]
         assert isinstance(handle, ClipsHandle)
-        if goes_to_dali(handle, options.video_decode_device, device):
+        if goes_to_dali(handle, options.video_decode_device, device) and _has_decoder_for(handle, options, device):
             for_dali[position] = handle
         else:
             block.put_when_done([position], host_threads().submit(_decode_in_pool, handle, device, stream))
@@ -152,6 +158,16 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
         images = [position for position in range(len(handles)) if position not in chosen]
         block.put_when_done(images, _submit_images(options, [handles[position] for position in images]))
     return block.future
+
+
+def _has_decoder_for(handle: ClipsHandle, options: EngineOptions, device: Device) -> bool:
+    """Returns whether the memory of a GPU has room for the hardware decoders of a video's size."""
+    if device.kind == "cpu":
+        return True
+    from energon_dali.decode.dali.video.nvdec import decoder_cache
+
+    cache = decoder_cache(memory_of(device, options.gpu_memory_budget_bytes))
+    return cache.admit(handle.codec, handle.width, handle.height, options.threads_on(device, "video"))
 
 
 def submit_clips(
@@ -186,7 +202,7 @@ def submit_clips(
         engine = engine_for(
             DaliVideoEngine,
             VideoGraph.from_spec(spec, device, corrects=corrects),
-            options.on(device, most_samples=_MAX_VIDEOS_PER_RUN),
+            options.on(device, "video", most_samples=_MAX_VIDEOS_PER_RUN),
             gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
         )
         block.put_when_done(positions, engine.submit(group, stream=stream))

@@ -14,7 +14,7 @@ _MOST = 2**31 - 1
 @explain_call
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaliTuning:
-    """Settings of DALI's decoders under DALI's own names. Only `runs_in_flight` has an effect on the CPU.
+    """Settings of DALI's decoders, most under DALI's own names. Only `runs_in_flight` has an effect on the CPU.
 
     The defaults are DALI's, except `jpeg_fancy_upsampling`. `python -m benchmarks.tuning --device gpu` measures the
     effect of each on a machine.
@@ -43,7 +43,14 @@ class DaliTuning:
     runs_in_flight: int = 2
     """Runs given to DALI at a time. With one, DALI waits while Python takes the outputs of the run before."""
 
+    copies_to_torch: bool = False
+    """Whether results on a GPU are copied into memory of torch's allocator. Without the copy, DALI waits for the whole
+    device when it frees the memory of a tensor that was dropped, which breaks a CUDA graph that is being captured
+    (`torch.cuda.graph`, `torch.compile(mode="reduce-overhead")`). A decode process does without the copy."""
+
     def __post_init__(self) -> None:
+        if not isinstance(self.copies_to_torch, bool):
+            raise ConfigError(f"copies_to_torch={self.copies_to_torch!r} is invalid: give True or False.")
         load = self.hw_decoder_load
         if not isinstance(load, (int, float)) or isinstance(load, bool) or not 0 <= load <= 1:
             raise ConfigError(
@@ -73,4 +80,5 @@ class DaliTuning:
     @property
     def image_decoder_options(self) -> dict[str, object]:
         """The arguments of `fn.decoders.image` on a GPU among these settings."""
-        return {name: value for name, value in asdict(self).items() if name != "runs_in_flight"}
+        own = ("runs_in_flight", "copies_to_torch")
+        return {name: value for name, value in asdict(self).items() if name not in own}

@@ -14,21 +14,25 @@ if TYPE_CHECKING:
 
 
 def placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tensor:
-    """Returns the canvas of a view: uint8[3, H, W], contiguous."""
+    """Returns the canvas of a view: uint8[3, H, W], or uint8[n, 3, H, W] of images of one size; contiguous."""
     planes = pixels.planes()
     height, width = view.canvas_size
     if (height, width) == (view.height, view.width) and view.position == (0, 0):
         return planes
     import torch
 
+    shape = (*planes.shape[:-2], height, width)
     if len(set(fill)) == 1:
-        canvas = torch.full((3, height, width), fill[0], dtype=torch.uint8, device=planes.device)
+        canvas = torch.full(shape, fill[0], dtype=torch.uint8, device=planes.device)
     else:
-        canvas = torch.tensor(fill, dtype=torch.uint8, device=planes.device)[:, None, None].repeat(1, height, width)
+        canvas = torch.empty(shape, dtype=torch.uint8, device=planes.device)
+        for plane, level in zip(canvas.unbind(-3), fill, strict=True):  # a tensor of three would be copied to a GPU
+            plane.fill_(level)
     top, left = view.position
     rows = slice(max(0, top), min(height, top + view.height))
     columns = slice(max(0, left), min(width, left + view.width))
-    canvas[:, rows, columns] = planes[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    inside = (..., slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left))
+    canvas[..., rows, columns] = planes[inside]
     return canvas
 
 
@@ -49,19 +53,21 @@ def clear_outside(tiles: torch.Tensor, view: View) -> None:
 
 
 def cut_tiles(planes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Returns the tiles of a canvas, row by row.
+    """Returns the tiles of a canvas, row by row; with an axis before those of the canvas, of several.
 
     Args:
-        planes: uint8[3, rows * height, columns * width].
+        planes: uint8[..., 3, rows * height, columns * width].
         height: Pixels of a tile.
         width: Likewise.
 
     Returns:
-        uint8[rows * columns, 3, height * width]; a view if there is one tile.
+        uint8[..., rows * columns, 3, height * width]; a view if there is one tile.
     """
-    channels, rows, columns = planes.shape[0], planes.shape[1] // height, planes.shape[2] // width
-    cut = planes.reshape(channels, rows, height, columns, width).permute(1, 3, 0, 2, 4)
-    return cut.reshape(rows * columns, channels, height * width)
+    several, channels = planes.shape[:-3], planes.shape[-3]
+    rows, columns = planes.shape[-2] // height, planes.shape[-1] // width
+    cut = planes.reshape(*several, channels, rows, height, columns, width)
+    cut = cut.movedim((-4, -2), (-5, -4))  # [..., rows, columns, channels, height, width]
+    return cut.reshape(*several, rows * columns, channels, height * width)
 
 
 def cut_patches(planes: torch.Tensor, patch: int, merge: int = 1) -> torch.Tensor:
@@ -78,8 +84,10 @@ def cut_patches(planes: torch.Tensor, patch: int, merge: int = 1) -> torch.Tenso
     channels, height, width = planes.shape
     rows, columns = height // patch, width // patch
     if planes.is_cuda:
-        grid = planes.reshape(channels, rows // merge, merge, patch, columns // merge, merge, patch)
-        return grid.permute(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, channels, patch * patch)
+        from energon_dali.kernels.merge_patches import merge_patches
+
+        made: torch.Tensor = merge_patches(planes[None, None], (patch, patch), merge_size=merge)
+        return made.view(-1, channels, patch * patch)
     import torch
 
     # One row of a patch is one item of numpy, which copies it at once. torch would copy byte by byte.

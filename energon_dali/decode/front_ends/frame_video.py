@@ -19,6 +19,7 @@ from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.front_ends.video_front_end import (
     VideoFrontEnd,
     frame_sampling,
+    frames_at_once,
     take_unused,
 )
 from energon_dali.errors import ConfigError, DecodeError
@@ -60,6 +61,13 @@ class FrameVideo(VideoFrontEnd):
 
         height, width = layout.views[0].canvas_size
         values = torch.empty((len(frames), 3, height, width), dtype=self.torch_dtype, device=frames.device)
+        if frames.is_cuda:
+            count = frames_at_once(frames, layout)
+            parts = frames.split(count), values.split(count)  # type: ignore[no-untyped-call]
+            for part, out in zip(*parts, strict=True):
+                ((_, canvases),) = self.canvases(Pixels(tensor=part), layout)
+                self.values.convert(canvases.flatten(2), self.torch_dtype, channel_axis=1, out=out.flatten(2))
+            return values
         for number, frame in enumerate(frames):
             ((_, canvas),) = self.canvases(Pixels(tensor=frame), layout)
             self.values.convert(

@@ -304,6 +304,24 @@ class FrontEnd(ABC):
         parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(pixels, layout)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def render_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> list[VisionInput]:
+        """Returns several images of one size and layout as the model takes them: what `render` returns for each.
+
+        On a GPU this starts as many kernels as for one image.
+
+        Args:
+            pixels: uint8[n, 3, H, W], in any memory order.
+            layout: Of each.
+        """
+        return [VisionInput(rows, layout, self) for rows in self.arrange_alike(pixels, layout).unbind(0)]
+
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        """Returns the bytes of `arrange` for images of one size and layout, one after the other along a first axis."""
+        import torch
+
+        parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(Pixels(tensor=pixels), layout)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         """Returns the shape of the values that `finish` makes of the bytes of `arrange`."""
         height, width = next(view.tile_size for view in layout.views if view.emitted)
@@ -350,7 +368,13 @@ class FrontEnd(ABC):
 
         shapes = [self.values_shape(image.pixels, image.layout) for image in images]
         total = sum(shape[0] for shape in shapes)
-        out = torch.empty((total, *shapes[0][1:]), dtype=self.torch_dtype, device=images[0].pixels.device)
+        first = images[0]
+        out = torch.empty((total, *shapes[0][1:]), dtype=self.torch_dtype, device=first.pixels.device)
+        alike = first.pixels.is_cuda and first.front_end.fill is not None
+        if alike and len(images) > 1 and all(image.front_end == first.front_end for image in images):
+            # Two kernels for all images: the values of bytes do not depend on the layout.
+            first.front_end.finish(torch.cat([image.pixels for image in images]), first.layout, out)
+            return out
         start = 0
         for image, shape in zip(images, shapes, strict=True):
             # Images of one batch may come from twins of this front end, such as one with fewer tiles.
@@ -359,7 +383,10 @@ class FrontEnd(ABC):
         return out
 
     def canvases(self, pixels: Pixels, layout: ImageLayout) -> Iterator[tuple[View, torch.Tensor]]:
-        """Yields the views that are part of the result, with their canvases as uint8[3, H, W], contiguous."""
+        """Yields the views that are part of the result, with their canvases as uint8[3, H, W], contiguous.
+
+        With several images, canvases have the same axis before.
+        """
         made: list[Pixels] = []
         for view in layout.views:
             source = pixels if view.source == IMAGE else made[view.source]

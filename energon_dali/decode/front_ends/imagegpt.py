@@ -79,6 +79,11 @@ class ImageGPT(FrontEnd):
         nearest = _nearest_by_torch if self.values.arithmetic == "torch" else _nearest
         return torch.from_numpy(nearest(values, _colours(self.clusters)))[None].to(resized.device)
 
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        return torch.stack([self.arrange(Pixels(tensor=image), layout) for image in pixels])
+
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return super().values_shape(pixels, layout) if self.clusters is None else tuple(pixels.shape)
 

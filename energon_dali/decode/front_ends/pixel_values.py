@@ -39,6 +39,18 @@ class PixelValues:
         """Returns the value of each byte: float32[channels, 256]. Shared: do not change it."""
         return _table(self, channels)
 
+    def table_on(self, device: torch.device, dtype: torch.dtype, channels: int = 3) -> torch.Tensor:
+        """Returns the value of each byte on a device: dtype[channels, 256]. Shared: do not change it.
+
+        The first call for a device waits for the copy; later ones neither copy nor wait.
+
+        Args:
+            device: The device.
+            dtype: Narrower types are rounded from float32.
+            channels: Number of channels.
+        """
+        return _table_on(self, device, dtype, channels)
+
     def largest(self) -> float:
         """Returns the largest absolute value of any byte; infinite if one is not a finite number."""
         return _largest(self)
@@ -74,14 +86,20 @@ class PixelValues:
         if dtype == torch.uint8:
             out.copy_(pixels if repeat == 1 else pixels[:, :, None, :])
             return out
-        steps = _steps(self, pixels.shape[channel_axis]).to(pixels.device)
+        if pixels.is_cuda:
+            table = self.table_on(pixels.device, dtype, pixels.shape[channel_axis])
+            if channel_axis == 1 and out.is_contiguous():
+                _look_up(pixels, table, channel_axis, repeat, out)
+                return out
+            values = _look_up(pixels, table, channel_axis, 1).view(pixels.shape)
+            return out.copy_(values if repeat == 1 else values[:, :, None, :])
+        steps = _steps(self, pixels.shape[channel_axis])
         rows, columns = items, max(1, second)  # of a chunk
-        if not pixels.is_cuda:
-            if channel_axis == 1 and repeat == 1 and first * second > _CHUNK_VALUES:
-                rows, columns = 1, _CHUNK_VALUES // first  # large tiles
-            else:
-                rows = max(1, _CHUNK_VALUES // max(1, first * second))
-        scratch = torch.empty(min(rows, items) * first * columns, dtype=torch.float32, device=pixels.device)
+        if channel_axis == 1 and repeat == 1 and first * second > _CHUNK_VALUES:
+            rows, columns = 1, _CHUNK_VALUES // first  # large tiles
+        else:
+            rows = max(1, _CHUNK_VALUES // max(1, first * second))
+        scratch = torch.empty(min(rows, items) * first * columns, dtype=torch.float32)
         for row in range(0, items, max(1, rows)):
             for column in range(0, second, columns):
                 place = (slice(row, row + rows), slice(None), slice(column, column + columns))
@@ -104,11 +122,6 @@ class _Steps:
     std: torch.Tensor | None = None
     table: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> _Steps:
-        """Returns the steps with their numbers on a device."""
-        mean, std, table = (None if t is None else t.to(device) for t in (self.mean, self.std, self.table))
-        return _Steps(self.divisor, mean, std, table)
-
     def compute(self, pixels: torch.Tensor, values: torch.Tensor, channel_axis: int) -> None:
         """Writes the values of uint8[n, a, b] into float32[n, a, b]; its axis 1 or 2 is the channel."""
         import torch
@@ -126,6 +139,30 @@ class _Steps:
             shape = (-1, 1) if channel_axis == 1 else (-1,)
             values.sub_(self.mean.view(shape))
             values.div_(self.std.view(shape))
+
+
+def _look_up(
+    pixels: torch.Tensor, table: torch.Tensor, channel_axis: int, repeat: int, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the values of bytes on a GPU; nothing is computed, so every device gives the same bits.
+
+    Args:
+        pixels: uint8[items, a, b].
+        table: dtype[channels, 256].
+        channel_axis: Which of the axes, 1 or 2, is the channel.
+        repeat: How often each item is repeated after its axis 1, if that is the channel.
+        out: Where to write them, contiguous; None for a new tensor.
+    """
+    from energon_dali.kernels.merge_patches import merge_patches
+
+    last = channel_axis == 2
+    planes = pixels.transpose(1, 2) if last else pixels
+    # Each item is an image of one row, which is one patch.
+    row = planes[:, None, :, None, :]
+    values: torch.Tensor = merge_patches(
+        row, (1, row.shape[4]), frames_per_patch=repeat, values=table, channels_last=last, out=out
+    )
+    return values
 
 
 def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:
@@ -161,6 +198,14 @@ def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
             result = (scaled.astype(np.float32) - mean) / std
     result.setflags(write=False)
     return np.asarray(result, np.float32)
+
+
+@lru_cache(maxsize=256)
+def _table_on(values: PixelValues, device: torch.device, dtype: torch.dtype, channels: int) -> torch.Tensor:
+    import torch
+
+    # Without non_blocking: the table is then there for whichever CUDA stream uses it next.
+    return torch.from_numpy(np.array(_table(values, channels))).to(dtype).to(device)
 
 
 @lru_cache(maxsize=64)

@@ -98,6 +98,14 @@ class Qwen2VL(FrontEnd):
         ((_, canvas),) = self.canvases(pixels, layout)
         return cut_patches(canvas, self.patch_size, self.merge_size)  # uint8[patches, 3, patch_size ** 2]
 
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        from energon_dali.kernels.merge_patches import merge_patches
+
+        ((_, canvases),) = self.canvases(Pixels(tensor=pixels), layout)
+        side = (self.patch_size, self.patch_size)
+        cut: torch.Tensor = merge_patches(canvases[:, None], side, merge_size=self.merge_size)
+        return cut.flatten(4).squeeze(1)
+
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.temporal_patch_size * self.patch_size**2
 

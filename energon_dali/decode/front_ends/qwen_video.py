@@ -27,7 +27,7 @@ from energon_dali.decode.front_ends.qwen2_vl import (
     take_pixels,
 )
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, take_unused
+from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, frames_at_once, take_unused
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class PatchedVideo(VideoFrontEnd):
 
         groups, rows, columns = layout.grid
         size, patch = self.temporal_patch_size, self.patch_size
+        if frames.is_cuda:
+            return self._render_on_gpu(frames, layout)
         values = torch.empty(
             (groups, rows * columns, 3, size, patch * patch), dtype=self.torch_dtype, device=frames.device
         )
@@ -113,6 +115,32 @@ class PatchedVideo(VideoFrontEnd):
         if filled < size:
             values[-1, :, :, filled:] = values[-1, :, :, filled - 1 : filled]
         return values.view(groups * rows * columns, -1)
+
+    def _render_on_gpu(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
+        """Returns the same of frames on a GPU: many are resampled at once, and one kernel does the rest."""
+        import torch
+
+        from energon_dali.kernels.merge_patches import merge_patches
+
+        groups, rows, columns = layout.grid
+        size, dtype = self.temporal_patch_size, self.torch_dtype
+        length = 3 * size * self.patch_size**2
+        values = torch.empty((groups, rows * columns, length), dtype=dtype, device=frames.device)
+        table = None if dtype == torch.uint8 else self.values.table_on(frames.device, dtype)
+        start = 0
+        for part in frames.split(frames_at_once(frames, layout, size)):  # type: ignore[no-untyped-call]
+            ((_, canvases),) = self.canvases(Pixels(tensor=part), layout)
+            stop = start + -(-len(part) // size)
+            merge_patches(
+                canvases[None],
+                (self.patch_size, self.patch_size),
+                merge_size=self.merge_size,
+                frames_per_patch=size,
+                values=table,
+                out=values[start:stop],
+            )
+            start = stop
+        return values.view(groups * rows * columns, length)
 
     def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         return {"video_grid_thw": [video.layout.grid for video in images]}

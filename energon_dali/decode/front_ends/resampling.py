@@ -23,6 +23,10 @@ PIL_FILTERS: dict[str, Image.Resampling] = {name: Image.Resampling[name.upper()]
 FILTER_NAMES: dict[int, Filter] = {int(value): name for name, value in PIL_FILTERS.items()}  # type: ignore[misc]
 """Name of a filter by the number that PIL and preprocessor_config.json give it."""
 _BY_TORCH = ("bilinear", "bicubic", "nearest")
+_SUPPORT = {"bilinear": 1, "bicubic": 2}
+"""Pixels on each side of its centre that a filter reads when an image does not shrink."""
+_CUDA_WEIGHTS = (48 << 10) // 4
+"""Weights of a filter (float32) that fit into a block's shared memory, as CUDA gives it to every kernel."""
 
 
 class Pixels:
@@ -30,7 +34,8 @@ class Pixels:
 
     Args:
         image: An image of mode RGB, which is not changed.
-        tensor: uint8[3, H, W] in any memory order, which is not changed, in place of an image.
+        tensor: uint8[3, H, W] in any memory order, which is not changed, in place of an image; or uint8[n, 3, H, W],
+            images of one size, which are then treated at once.
         box: (left, top, right, bottom) of the image that is shown, in its pixels and fractions of them; PIL then
             resamples it. None is all of it.
     """
@@ -61,7 +66,7 @@ class Pixels:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """uint8[3, H, W]; from a PIL image a view of memory [H, W, 3]."""
+        """uint8[3, H, W], from a PIL image a view of memory [H, W, 3]; or uint8[n, 3, H, W]."""
         if self._tensor is None:
             import torch
 
@@ -72,7 +77,7 @@ class Pixels:
     def size(self) -> tuple[int, int]:
         """(height, width)."""
         if self._tensor is not None:
-            return self._tensor.shape[1], self._tensor.shape[2]
+            return self._tensor.shape[-2], self._tensor.shape[-1]
         if self._box is not None:
             left, top, right, bottom = self._box
             return max(1, round(bottom - top)), max(1, round(right - left))
@@ -80,7 +85,7 @@ class Pixels:
         return self._image.height, self._image.width
 
     def planes(self) -> torch.Tensor:
-        """Returns uint8[3, H, W], contiguous."""
+        """Returns uint8[3, H, W] or uint8[n, 3, H, W], contiguous."""
         if self._tensor is None:
             import torch
 
@@ -107,7 +112,7 @@ class Pixels:
             left, right = round(left * scale_x), max(round(left * scale_x) + 1, round(right * scale_x))
             top, bottom = round(top * scale_y), max(round(top * scale_y) + 1, round(bottom * scale_y))
         if self._tensor is not None:
-            return Pixels(tensor=self._tensor[:, top:bottom, left:right])
+            return Pixels(tensor=self._tensor[..., top:bottom, left:right])
         return Pixels(image=self.image.crop((left, top, right, bottom)))
 
     def resized(self, height: int, width: int, filter: Filter, by: Resampling) -> Pixels:
@@ -125,12 +130,38 @@ class Pixels:
         if (height, width) == self.size:
             return self
         if 0 in self.size:
-            return Pixels(tensor=self.tensor.new_zeros((3, height, width)))
+            return Pixels(tensor=self.tensor.new_zeros((*self.tensor.shape[:-2], height, width)))
         on_gpu = self._tensor is not None and self._tensor.is_cuda
-        if filter in _BY_TORCH and (by == "torch" or on_gpu):
+        too_far = on_gpu and shrinks_too_far(self.size, (height, width), filter)
+        if filter in _BY_TORCH and not too_far and (by == "torch" or on_gpu):
             return Pixels(tensor=_resized_by_torch(self.tensor, height, width, filter))
+        if self._tensor is not None and self._tensor.ndim == 4:
+            import torch
+
+            each = [Pixels(tensor=one).resized(height, width, filter, by).tensor for one in self._tensor]
+            return Pixels(tensor=torch.stack(each))
         resized = Pixels(image=self.image.resize((width, height), PIL_FILTERS[filter]))
-        return Pixels(tensor=resized.planes().to(self.tensor.device)) if on_gpu else resized
+        if not on_gpu:
+            return resized
+        # From page-locked memory, so that only the way to the CPU waits.
+        return Pixels(tensor=resized.planes().pin_memory().to(self.tensor.device, non_blocking=True))
+
+
+def shrinks_too_far(size: tuple[int, int], result: tuple[int, int], filter: str) -> bool:
+    """Returns whether torch's kernel on CUDA refuses to resample, because the weights of its filter do not fit.
+
+    It does from about a 47th of both sides on with "bicubic", and a 94th with "bilinear".
+
+    Args:
+        size: (height, width) of the pixels.
+        result: (height, width) that they become.
+        filter: A filter that torch has; only those that are widened when an image shrinks have weights.
+    """
+    if filter not in _SUPPORT:
+        return False
+    taps = [2 * ceil(_SUPPORT[filter] * max(1.0, old / new)) + 1 for old, new in zip(size, result, strict=True)]
+    # A block of 32 x 1 threads keeps the weights of each column, those of its row, and 32 rows of sums.
+    return 32 * taps[1] + 33 * taps[0] > _CUDA_WEIGHTS
 
 
 def _resized_box(
@@ -145,18 +176,21 @@ def _resized_box(
 
 
 def _resized_by_torch(pixels: torch.Tensor, height: int, width: int, filter: str) -> torch.Tensor:
+    """Returns uint8[3, height, width], or uint8[n, 3, height, width] of as many images."""
     import torch
     from torch.nn.functional import interpolate
 
-    batch = pixels[None]
+    if pixels.ndim == 3:
+        return _resized_by_torch(pixels[None], height, width, filter)[0]
+    batch = pixels
     if filter == "nearest":
-        return interpolate(batch, size=(height, width), mode="nearest")[0]
+        return interpolate(batch, size=(height, width), mode="nearest")
     if not pixels.is_cuda:
         if height == width == 1:  # torch fails an internal assertion if the result is one pixel of separate planes
             batch = batch.contiguous(memory_format=torch.channels_last)
-        return interpolate(batch, size=(height, width), mode=filter, antialias=True, align_corners=False)[0]
+        return interpolate(batch, size=(height, width), mode=filter, antialias=True, align_corners=False)
     # CUDA resamples floats alone. torchvision rounds and clamps likewise.
-    values = interpolate(batch.float(), size=(height, width), mode=filter, antialias=True, align_corners=False)[0]
+    values = interpolate(batch.float(), size=(height, width), mode=filter, antialias=True, align_corners=False)
     return values.round_().clamp_(0, 255).to(torch.uint8)
 
 

@@ -66,6 +66,14 @@ class Siglip2(FrontEnd):
         resized = pixels.resized(view.height, view.width, self.filter, self.resampling)
         return cut_pixel_patches(resized.tensor, self.patch_size)  # uint8[patches, patch_size ** 2, 3]
 
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        from energon_dali.kernels.merge_patches import merge_patches
+
+        (view,) = layout.views
+        resized = Pixels(tensor=pixels).resized(view.height, view.width, self.filter, self.resampling).tensor
+        cut: torch.Tensor = merge_patches(resized[:, None], (self.patch_size, self.patch_size), channels_last=True)
+        return cut.flatten(3, 4).squeeze(1)
+
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         return len(pixels), 3 * self.patch_size**2
 

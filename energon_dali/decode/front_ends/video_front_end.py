@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_FLOAT_BYTES = 256 << 20
+"""Most memory of frames as float32 while a GPU resamples them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VideoFrontEnd(FrontEnd):
     """What a vision-language model wants of a video, declared as `VideoClips(front_end=...)`.
@@ -191,6 +195,19 @@ class VideoFrontEnd(FrontEnd):
             ConfigError: The text has more or fewer video tokens than there are videos.
         """
         return self._expanded(text, self.video_token, layouts, "videos")
+
+
+def frames_at_once(frames: torch.Tensor, layout: VideoLayout, multiple: int = 1) -> int:
+    """Returns how many frames of a video are resampled at a time on a GPU, where they become float32.
+
+    Args:
+        frames: uint8[n, 3, H, W].
+        layout: Of the video.
+        multiple: Frames that belong together.
+    """
+    height, width = layout.views[0].canvas_size
+    of_one = 4 * 3 * max(frames.shape[-2] * frames.shape[-1], height * width)
+    return max(1, _FLOAT_BYTES // of_one // multiple) * multiple
 
 
 def frame_sampling(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_dali.datasets.followed import FollowedDataset, asked_as
 from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.loader.cuda_handoff import pin_for_trainer
 from energon_dali.loader.deferred_close import close_when_collected
 from energon_dali.loader.savable_loader import without_failures
 from energon_dali.loader.sharing.link import Link, RemoteFailure
@@ -17,7 +18,7 @@ from energon_dali.loader.sharing.messages import (
     Course,
 )
 from energon_dali.loader.sharing.reader import PublishingPrefetcher, SharingLoader, hello_of, publisher_of
-from energon_dali.samples.transfer import move, pin_batch
+from energon_dali.samples.transfer import move
 from energon_dali.shards.storage.forks import drop_in_child
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class FollowerLoader(SharingLoader[T]):
         return self._link.welcome().length
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
-        change = pin_batch if options.pin_memory else None
+        change = pin_for_trainer if options.pin_memory else None
         self._link.is_stopped = False
         return _FollowingPrefetcher(self._link, self._course, self._count, self._snapshot, self._watchdog, change)
 

@@ -25,6 +25,7 @@ from tests.decode.sample_images import sample_images
         ({"preallocate_width_hint": -1}, "preallocate_width_hint=-1 is invalid"),
         ({"device_memory_padding": 2.5}, "device_memory_padding=2.5 is invalid"),
         ({"device_memory_padding": 4 << 30}, "a whole number from 0 to 2147483647"),
+        ({"copies_to_torch": 1}, "copies_to_torch=1 is invalid"),
         ({"runs_in_flight": 0}, "runs_in_flight=0 is invalid"),
         ({"runs_in_flight": 9}, "more than 8"),
     ],

@@ -13,7 +13,8 @@ from unittest import mock
 import torch
 from energon_dali.kernels.color_matrix import ColorMatrix, convert_colors
 from energon_dali.kernels.color_quantize import Palette, color_quantize
-from energon_dali.kernels.normalization import Normalization
+from energon_dali.kernels.merge_patches import merge_patches
+from energon_dali.kernels.normalization import Normalization, values_on
 from energon_dali.kernels.pack_tokens import pack_tokens
 from energon_dali.kernels.pad_stack import pad_stack
 from energon_dali.kernels.patchify import patchify
@@ -21,7 +22,7 @@ from energon_dali.kernels.patchify import patchify
 from tests.kernels.ragged import images_of
 
 NUMBERS = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-OPERATIONS = ("color_matrix", "color_quantize", "pack_tokens", "pad_stack", "patchify")
+OPERATIONS = ("color_matrix", "color_quantize", "merge_patches", "pack_tokens", "pad_stack", "patchify")
 
 
 def calls_of(device: str) -> Iterator[tuple[str, Callable[[], list[Any]]]]:
@@ -40,6 +41,14 @@ def calls_of(device: str) -> Iterator[tuple[str, Callable[[], list[Any]]]]:
             return [made.tokens, made.positions, made.cu_seqlens, made.max_seqlen, made.grids]
 
         yield f"patchify {dtype}", cut
+        values = None if dtype == "uint8" else values_on(images[0].device, dtype, NUMBERS, 3)
+        planes = clips.permute(0, 1, 4, 2, 3)[..., :16, :64]
+        yield (
+            f"merge_patches {dtype}",
+            lambda values=values, planes=planes: [  # type: ignore[misc]
+                merge_patches(planes, (4, 8), merge_size=2, frames_per_patch=2, values=values)
+            ],
+        )
         yield f"convert_colors {dtype}", lambda dtype=dtype: [convert_colors(clips, [matrix], dtype=dtype)]  # type: ignore[misc]
     yield "color_quantize", lambda: [color_quantize(clips, palette, dtype="int16")]
 

@@ -8,10 +8,12 @@ resampling differs, by rounding.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,18 +22,20 @@ from PIL import Image
 
 from energon_dali.decode.dali.images.codecs import image_route
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, bytes_per_pixel, define_pipeline
-from energon_dali.decode.dali.images.recovery import decode_suspects
+from energon_dali.decode.dali.images.recovery import decode_by_pil, decode_suspects
 from energon_dali.decode.dali.runtime.blocks import (
-    NUM_THREADS,
     RESULT_BYTES,
     RESULTS,
     FutureGroup,
     bring_to_device,
+    copy_to_torch,
     host_threads,
+    num_host_threads,
     split_block,
 )
 from energon_dali.decode.dali.runtime.device import load_backend
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
+from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
 from energon_dali.decode.dali.runtime.pipeline import Pipeline
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
@@ -51,6 +55,11 @@ _MOST_BYTES_OF_ONE = 4 << 20
 """Pixels of larger images are reordered in place."""
 _LEAST_IMAGES = 4
 """Images per thread: starting a thread's part takes as long as finishing a small image."""
+_FLOAT_BYTES = 4
+"""Of a pixel's channel while it is resampled on a GPU."""
+_MOST_BYTES_AT_ONCE = 256 << 20
+"""Most memory of images as float32 that a GPU resamples together."""
+_LOG = logging.getLogger(__name__)
 _of_thread = threading.local()
 """`scratch`: uint8[n], in which a thread reorders the pixels of an image."""
 
@@ -84,6 +93,11 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         )
         return block.future
 
+    @property
+    def kept_bytes(self) -> int:
+        """What nvJPEG allocates for each thread of the pipeline."""
+        return self.options.num_threads * self.options.tuning.device_memory_padding
+
     def define(self) -> Any:
         return define_pipeline(self.graph, self.options)
 
@@ -100,14 +114,51 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         batch.inputs = (encoded, *batch.inputs)
 
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
-        values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
-        if self.device.kind == "gpu" and batch.handles[0].spec.front_end is not None:
+        spec = batch.handles[0].spec
+        if self.device.kind == "gpu" and self.options.tuning.copies_to_torch and spec.container == "torch":
+            values: list[Any] = copy_to_torch(outputs, self.device, stream)
+            if spec.dtype == "bfloat16":
+                import torch
+
+                with torch.cuda.stream(stream):
+                    values = [value.to(torch.bfloat16) for value in values]
+        else:
+            values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
+        if self.device.kind == "gpu" and spec.front_end is not None:
             import torch
 
             # Kernels are only started here. On the CPU other threads render: `dispatch`.
             with torch.cuda.stream(stream):
-                return [render(handle, value) for handle, value in zip(batch.handles, values, strict=True)]
+                return self._render_all(batch.handles, values, stream)
         return values
+
+    def _render_all(self, handles: Sequence[MediaHandle], values: Sequence[torch.Tensor], stream: Any) -> list[Any]:
+        """Returns what a front end makes of images on a GPU; those of one size and layout are rendered together."""
+        rendered: list[Any] = [None] * len(handles)
+        for positions in _alike(handles, values):
+            made: list[VisionInput] | None = None
+            if len(positions) > 1:
+                # Where one of them fails, each is rendered alone, and its own error found.
+                with suppress(DecodeError, RuntimeError):
+                    made = render_alike(handles[positions[0]], [values[position] for position in positions])
+            for number, position in enumerate(positions):
+                rendered[position] = (
+                    self._render(handles[position], values[position], stream) if made is None else made[number]
+                )
+        return rendered
+
+    def _render(self, handle: MediaHandle, pixels: torch.Tensor, stream: Any) -> VisionInput | Outcome:
+        """Returns what a front end makes of an image on a GPU; what it cannot make there, PIL makes on the CPU."""
+        try:
+            return render(handle, pixels)
+        except DecodeError as error:
+            return DecodeFailure(error.reason, error.format or handle.format, error.route, handle.source)
+        except (
+            RuntimeError
+        ) as error:  # torch refuses what its kernels cannot compute, and reports a failed GPU likewise
+            raise_if_device_failed(error, self.device, needed_bytes=pixels.numel() * _FLOAT_BYTES)
+            _LOG.debug("%r: torch says %r", handle, first_line(error))
+            return decode_by_pil(handle, first_line(error), lambda value: bring_to_device(value, self.device, stream))
 
     def route_of(self, batch: ImageBatch, position: int) -> Route:
         return "dali-cpu" if self.device.kind == "cpu" else image_route(batch.handles[position].format)
@@ -136,6 +187,36 @@ def render(handle: MediaHandle, pixels: torch.Tensor) -> VisionInput:
     front_end = handle.spec.front_end
     assert front_end is not None
     return front_end.render(Pixels(tensor=pixels.permute(2, 0, 1)), handle.layout)
+
+
+def render_alike(handle: MediaHandle, pixels: Sequence[torch.Tensor]) -> list[VisionInput]:
+    """Returns what a front end makes of several images of one size and layout, with as many kernels as for one.
+
+    Args:
+        handle: Of one of them.
+        pixels: uint8[H, W, 3] each, as for `render`.
+    """
+    import torch
+
+    front_end = handle.spec.front_end
+    assert front_end is not None
+    return front_end.render_alike(torch.stack(list(pixels)).permute(0, 3, 1, 2), handle.layout)
+
+
+def _alike(handles: Sequence[MediaHandle], values: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Returns the positions of the images of each size and layout, in parts that are resampled together."""
+    groups: dict[Any, list[int]] = {}
+    for position, (handle, value) in enumerate(zip(handles, values, strict=True)):
+        try:
+            key: Any = (tuple(value.shape), handle.layout)
+        except DecodeError:  # raised again, and reported, when it is rendered
+            key = position
+        groups.setdefault(key, []).append(position)
+    parts = []
+    for positions in groups.values():
+        most = max(1, _MOST_BYTES_AT_ONCE // max(1, _FLOAT_BYTES * values[positions[0]].numel()))
+        parts += [positions[first : first + most] for first in range(0, len(positions), most)]
+    return parts
 
 
 def set_geometry_inputs(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None:
@@ -298,7 +379,7 @@ def finish_images(
         for position in positions:
             _finish(images[position], geometries[position], spec, targets[position])
 
-    count = max(1, min(num_threads, NUM_THREADS + 1, len(images) // _LEAST_IMAGES))
+    count = max(1, min(num_threads, num_host_threads() + 1, len(images) // _LEAST_IMAGES))
     parts = [range(first, len(images), count) for first in range(count)]
     others = [(part, host_threads().submit(finish, part)) for part in parts[1:]]
     finish(parts[0])

@@ -54,7 +54,7 @@ def decode_suspects(
     outcomes: list[Outcome | None] = [None] * len(batch)
 
     def give_to_pil(position: int, reason: str) -> None:
-        outcomes[position] = _decode_by_pil(batch.handles[position], reason, finish)
+        outcomes[position] = decode_by_pil(batch.handles[position], reason, finish)
 
     def search(positions: list[int], problem: BaseException | None, budget: int) -> None:
         """Decodes some positions. `problem` is the error of their last run, `budget` how many more may be named."""
@@ -93,7 +93,14 @@ def decode_suspects(
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _decode_by_pil(handle: MediaHandle, reason: str, finish: Callable[[Any], Any]) -> Outcome:
+def decode_by_pil(handle: MediaHandle, reason: str, finish: Callable[[Any], Any]) -> Outcome:
+    """Returns the outcome of an image that PIL decodes in place of DALI.
+
+    Args:
+        handle: The image.
+        reason: Why DALI's pixels could not be used, for the log.
+        finish: Moves the value to the device of the others.
+    """
     try:
         return Decoded(finish(handle.decode()), "fallback")
     except DecodeError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
+from energon_dali.host_cores import cores_per_rank, divide_cores
 from energon_dali.samples.transfer import map_tensors
 from energon_dali.shards.storage.local import ReusedBuffers
 
@@ -32,8 +34,6 @@ RESULT_BYTES = 256 << 20
 """Most memory of results on the CPU that is used again."""
 RESULTS = ReusedBuffers(RESULT_BYTES)
 """That memory."""
-NUM_THREADS = 2
-"""Threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, and finishing images."""
 
 
 class StreamFuture(Future[list[Outcome]]):
@@ -209,7 +209,7 @@ def seal(outcomes: Sequence[Outcome], work: Any, consumer: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The memory that decoding takes on one device, estimated from image sizes, without the decoders' own workspace."""
+    """The memory that decoding takes on one device, estimated."""
 
     budget_bytes: int | None
     """Limit of all runs in flight together; None means no limit."""
@@ -219,6 +219,8 @@ class MemoryUse:
     """The most memory that runs in flight took together."""
     largest_output_bytes: int
     """The largest output of one run."""
+    kept_bytes: int = 0
+    """What decoders keep between runs, estimated: workspaces of pipelines, and hardware decoders of videos."""
 
 
 class DeviceMemory:
@@ -238,6 +240,7 @@ class DeviceMemory:
         self.run_bytes = _CPU_RUN_BYTES if budget_bytes is None else max(1, budget_bytes // _RUNS_PER_BUDGET)
         self._free = threading.Condition()
         self._in_flight = 0
+        self._kept: dict[Hashable, int] = {}
         self._in_flight_peak = 0
         self._largest_output = 0
 
@@ -260,7 +263,20 @@ class DeviceMemory:
 
     def _fits(self, run_bytes: int) -> bool:
         assert self.budget_bytes is not None
-        return self._in_flight == 0 or self._in_flight + run_bytes <= self.budget_bytes
+        return self._in_flight == 0 or self._in_flight + run_bytes + sum(self._kept.values()) <= self.budget_bytes
+
+    def keep(self, owner: Hashable, kept_bytes: int) -> None:
+        """Counts what stays allocated between runs in the budget, in place of what the owner kept before.
+
+        Args:
+            owner: Whose memory it is.
+            kept_bytes: All of it; 0 when it is freed.
+        """
+        with self._free:
+            self._kept.pop(owner, None)
+            if kept_bytes:
+                self._kept[owner] = kept_bytes
+            self._free.notify_all()
 
     def release_run(self, run_bytes: int) -> None:
         """Releases the memory of a run that ended."""
@@ -276,7 +292,8 @@ class DeviceMemory:
     def use(self) -> MemoryUse:
         """Returns the current use and the peaks."""
         with self._free:
-            return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output)
+            kept = sum(self._kept.values())
+            return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output, kept)
 
 
 def count_bytes(images: Any) -> int:
@@ -286,6 +303,30 @@ def count_bytes(images: Any) -> int:
     if images.is_dense_tensor():
         return len(shapes) * math.prod(shapes[0]) * itemsize
     return sum(map(math.prod, shapes)) * itemsize
+
+
+def copy_to_torch(outputs: Any, device: Device, stream: Any) -> list[torch.Tensor]:
+    """Returns the samples of a TensorListGPU as views of new memory of torch's allocator; the host does not wait.
+
+    DLPack would leave it to DALI to free them, which it does after it has waited for the whole device.
+
+    Args:
+        outputs: TensorListGPU.
+        device: Where it is.
+        stream: torch.cuda.Stream that copies, and on which DALI made the samples.
+    """
+    import torch
+
+    shapes: list[tuple[int, ...]] = outputs.shape()
+    sizes = [math.prod(shape) for shape in shapes]
+    dtype = {"UINT8": torch.uint8, "FLOAT16": torch.float16, "FLOAT": torch.float32}[outputs.dtype.name]
+    with torch.cuda.stream(stream):
+        memory = torch.empty(sum(sizes), dtype=dtype, device=f"cuda:{device.ordinal}")
+    if memory.numel():
+        pointer, on = ctypes.c_void_p(memory.data_ptr()), ctypes.c_void_p(stream.cuda_stream)
+        outputs.copy_to_external(pointer, on, non_blocking=True)
+    parts: tuple[torch.Tensor, ...] = memory.split(sizes)  # type: ignore[no-untyped-call]
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def has_room(device: Device, needed_bytes: int) -> bool:
@@ -312,18 +353,28 @@ def release_unused() -> None:
     load_backend().ReleaseUnusedMemory()
 
 
+def num_host_threads() -> int:
+    """Returns the threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, finishing."""
+    return divide_cores(cores_per_rank(), gpu=True).fallbacks
+
+
 def host_threads() -> ThreadPoolExecutor:
-    """Returns the threads, which are started when they are first needed."""
-    return _pool
-
-
-def _make_pool() -> None:
-    """Also after a fork: the threads exist only in the parent."""
+    """Returns these threads, which are started when they are first needed."""
     global _pool
-    _pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="energon-dali-pil")
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(num_host_threads(), thread_name_prefix="energon-dali-pil")
+        return _pool
 
 
-_pool: ThreadPoolExecutor
-_make_pool()
+def _forget_pool() -> None:
+    """After a fork: the threads exist only in the parent."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+_pool: ThreadPoolExecutor | None
+_pool_lock: threading.Lock
+_forget_pool()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_pool)
+    os.register_at_fork(after_in_child=_forget_pool)

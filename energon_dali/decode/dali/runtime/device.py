@@ -35,6 +35,12 @@ Media = Literal["image", "video"]
 INSTALL_HINT = (
     'pip install "energon-dali[cuda12]" (driver 525.60 or newer) or "energon-dali[cuda13]" (driver 580 or newer)'
 )
+MENDED_BY = (
+    "Two commands mend it with a driver from 525.60 on: `pip install --force-reinstall torch --index-url "
+    'https://download.pytorch.org/whl/cu126`, then `pip install "energon-dali[cuda12]"`; for CUDA 13 install a driver '
+    "from 580 on instead. `energon-dali doctor` says which part is missing."
+)
+"""What makes a GPU usable that is there: a torch and a DALI that the driver supports."""
 _WITHOUT_DALI: dict[Media, str] = {"image": "PIL", "video": "PyAV"}
 _ON_THE_CPU: dict[Media, str] = {"image": "DALI on the CPU", "video": "PyAV, or DALI where it is faster, on the CPU"}
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
@@ -148,8 +154,11 @@ def uses_dali(option: DeviceOption, media: Media = "image") -> bool:
                 f'on the GPU and on the "cpu" device. Run {INSTALL_HINT}, or leave it at "auto" to decode with '
                 f"{_WITHOUT_DALI[media]}."
             )
+        # On a host with a GPU, whoever left "auto" expects the GPU.
         say_once(
-            f"{_WITHOUT_DALI[media]} decodes {media}s in the workers: DALI is not installed. To use it: {INSTALL_HINT}."
+            f"{_WITHOUT_DALI[media]} decodes {media}s in the workers: DALI is not installed. To use it: "
+            f"{INSTALL_HINT}.",
+            logging.WARNING if sees_gpu() else logging.INFO,
         )
         return False
     if option not in ("auto", "cpu") and not sees_gpu():
@@ -184,7 +193,10 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
     why = _why_unusable(count)
     if why is not None:
         if option == "auto":
-            say_once(f"{plural} are decoded by {_ON_THE_CPU[media]}: {why}.")
+            say_once(
+                f"{plural} are decoded by {_ON_THE_CPU[media]}, although this machine has a GPU: {why}. {MENDED_BY}",
+                logging.WARNING,
+            )
             return Device("cpu")
         raise DeviceError(_no_gpu(media, option, why))
     ordinal = option if isinstance(option, int) else _current_gpu(count)
@@ -199,11 +211,11 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
     return Device("gpu", ordinal)
 
 
-def say_once(message: str) -> None:
-    """Logs a message at level INFO, once per process."""
+def say_once(message: str, level: int = logging.INFO) -> None:
+    """Logs a message once per process, by default at level INFO."""
     if message not in _said:
         _said.add(message)
-        _LOG.info(message)
+        _LOG.log(level, message)
 
 
 def _count_gpus() -> int:
@@ -273,6 +285,21 @@ def follow_local_rank() -> None:
     decoded on a GPU. That GPU then becomes the thread's current device, for hooks as well.
     """
     _of_thread.is_ours = True
+
+
+def take_gpu_of_rank() -> None:
+    """Makes the GPU of LOCAL_RANK current in a thread that follows it (`follow_local_rank`), before it touches CUDA.
+
+    A thread that only moves batches into page-locked memory asks CUDA about them, which would open a context on GPU 0
+    in every rank. Does nothing in the trainer's own threads.
+    """
+    if not getattr(_of_thread, "is_ours", False) or hasattr(_of_thread, "gpu"):
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if count:
+        _current_gpu(count)
 
 
 def device_works(device: Device) -> bool:

@@ -136,6 +136,11 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
         """Returns one value per sample of a TensorList; an Outcome where DALI did not make the value."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that its pipeline keeps on a GPU between runs, estimated."""
+        return 0
+
     def route_of(self, batch: BatchT, position: int) -> Route:
         """Returns which decoder made a value of a batch."""
         return "dali-gpu" if self.device.kind == "gpu" else "dali-cpu"
@@ -218,7 +223,11 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         if self._pipeline is not None and self.device.kind == "cpu":
             self._suspended.append(self._pipeline)
             del self._suspended[:-4]
+        self._drop_pipeline()
+
+    def _drop_pipeline(self) -> None:
         self._pipeline = None
+        self._memory.keep(id(self), 0)
 
     def _work(self) -> None:
         """Thread body. An error that ends the thread fails all blocks that wait for it, and every later one."""
@@ -267,7 +276,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
                 more = self._launch_next(wait=False)
             self._deliver(run, outputs)
             del run, outputs  # else the values of the last block would live until the next one
-        self._pipeline = None
+        self._drop_pipeline()
         self._suspended.clear()
 
     def _launch_next(self, *, wait: bool) -> bool:
@@ -310,7 +319,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         with self._lock:  # `enqueue` holds it too
             if self._flying or not self._queue.empty():
                 return
-            self._pipeline = self._thread = None
+            self._thread = None
+            self._drop_pipeline()
             self._suspended.clear()
             raise _Rested
 
@@ -322,6 +332,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def _launch(self, batch: BatchT) -> Pipeline:
         if self._pipeline is None:
             self._pipeline = build_pipeline(self.options, lambda: (self.define(),))
+            self._memory.keep(id(self), self.kept_bytes if self.device.kind == "gpu" else 0)
         self.set_inputs(self._pipeline, batch)
         self._pipeline.schedule_run()
         return self._pipeline
@@ -438,14 +449,28 @@ def engine_for(
             raise RuntimeError("No new pipeline is made: the process is about to end.")
         engine = _engines.get(key)
         if engine is None:
-            memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
-            engine = make(graph, options, memory)
+            engine = make(graph, options, _memory_of(device, budget))
         _engines.pop(key, None)
         _engines[key] = engine  # at the end, as the last one used
         if not engine.awake:
             for other in list(_engines.values())[:-_MOST_AWAKE]:
                 other.rest()
         return engine
+
+
+def memory_of(device: Device, gpu_memory_budget_bytes: int | None) -> DeviceMemory:
+    """Returns the budget that all engines of a device share.
+
+    Args:
+        device: The device.
+        gpu_memory_budget_bytes: Ignored on the CPU.
+    """
+    with _table_lock:
+        return _memory_of(device, gpu_memory_budget_bytes if device.kind == "gpu" else None)
+
+
+def _memory_of(device: Device, budget: int | None) -> DeviceMemory:
+    return _memories.setdefault((device, budget), DeviceMemory(device, budget))
 
 
 def has_engines() -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from energon_dali.decode.dali.runtime.device import Device, DeviceOption, load_dali
+from energon_dali.decode.dali.runtime.device import Device, DeviceOption, Media, load_dali
 from energon_dali.decode.dali.tuning import DaliTuning
-
-_MAX_CPU_THREADS = 32
+from energon_dali.host_cores import cores_per_rank, divide_cores
 
 
 class Pipeline(Protocol):
@@ -52,29 +50,41 @@ class EngineOptions:
     tuning: DaliTuning
 
     def on(
-        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None, on_host: bool = False
+        self,
+        device: Device,
+        media: Media = "image",
+        *,
+        most_samples: int | None = None,
+        batch_size: int | None = None,
+        on_host: bool = False,
     ) -> PipelineOptions:
         """Returns how a pipeline runs on a device.
 
         Args:
             device: Where it decodes.
+            media: What it decodes.
             most_samples: Another bound of the samples per run, next to `max_batch_size`.
             batch_size: Samples per run, in place of both bounds.
-            on_host: Whether CPU threads of a GPU's pipeline decode: PNG, BMP and PNM.
+            on_host: Whether CPU threads of a GPU's pipeline decode: PNG, BMP and PNM. They need no memory of nvJPEG.
         """
+        tuning = self.tuning
+        if on_host:
+            tuning = replace(tuning, hw_decoder_load=0.0, device_memory_padding=0, host_memory_padding=0)
         return PipelineOptions(
             device=device,
-            num_threads=self.threads_on(device, on_host=on_host),
+            num_threads=self.threads_on(device, media, on_host=on_host),
             max_batch_size=batch_size or min(self.max_batch_size, most_samples or self.max_batch_size),
-            tuning=self.tuning,
+            tuning=tuning,
         )
 
-    def threads_on(self, device: Device, *, on_host: bool = False) -> int:
+    def threads_on(self, device: Device, media: Media = "image", *, on_host: bool = False) -> int:
         """Returns the number of CPU threads of a pipeline on a device; the arguments are those of `on`."""
         if self.num_threads is not None:
             return self.num_threads
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" or on_host else 4)
+        shares = divide_cores(cores_per_rank(), gpu=device.kind == "gpu")
+        if media == "video":
+            return shares.videos
+        return shares.on_host if on_host else shares.images
 
 
 def build_pipeline(options: PipelineOptions, define: Callable[[], tuple[Any, ...]]) -> Pipeline:

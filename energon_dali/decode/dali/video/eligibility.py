@@ -6,6 +6,7 @@ from typing import Literal
 
 from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.video.coded_size import has_whole_units
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
 
@@ -84,6 +85,8 @@ def _suits_gpu(handle: ClipsHandle, ordinal: int | None) -> bool:
     smallest, largest = _GPU_SIDES[handle.codec]
     if not smallest <= min(handle.width, handle.height) <= max(handle.width, handle.height) <= largest:
         return False
+    if not has_whole_units(handle.codec, handle.width, handle.height):
+        return False  # `has_uniform_frames` reads the parameter sets of the others, which may cut frames too
     return handle.codec != "av1" or (ordinal is not None and _decodes_av1(ordinal))
 
 

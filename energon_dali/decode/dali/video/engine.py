@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device, split_block
+from energon_dali.decode.dali.runtime.blocks import FutureGroup, bring_to_device, copy_to_torch, split_block
 from energon_dali.decode.dali.runtime.device import Device, load_backend, load_dali
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
@@ -24,7 +24,9 @@ from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav, render_video
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.kernels.backend import on_device
 from energon_dali.kernels.color_matrix import ColorMatrix, convert_colors
+from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +155,9 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
         import torch
 
         values: list[Any] = []
-        for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream), strict=True):
+        copies = self.device.kind == "gpu" and self.options.tuning.copies_to_torch
+        copied = copy_to_torch(outputs, self.device, stream) if copies else None
+        for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream, copied), strict=True):
             if frames is None:  # a bad file for which DALI did not raise
                 _LOG.debug("%r: DALI did not return the number of frames that was asked for", handle)
                 values.append(self._decode_by_pyav(handle, stream))
@@ -167,10 +171,23 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
             if handle.spec.front_end is not None and self.device.kind == "gpu":
                 # Kernels are only started here. On the CPU other threads render: `dispatch`.
                 with torch.cuda.stream(stream):
-                    values.append(render_video(handle, clips))
+                    values.append(self._render(handle, clips, stream))
                 continue
             values.append(clips)
         return values
+
+    def _render(self, handle: ClipsHandle, clips: Clips, stream: Any) -> Any:
+        """Returns what a front end makes of clips on a GPU; what it cannot make there, PyAV and the CPU make."""
+        try:
+            return render_video(handle, clips)
+        except DecodeError as error:
+            return DecodeFailure(error.reason, error.format or handle.format, error.route, handle.source)
+        except (
+            RuntimeError
+        ) as error:  # torch refuses what its kernels cannot compute, and reports a failed GPU likewise
+            raise_if_device_failed(error, self.device, "video", 4 * count_decoded_bytes(handle))
+            _LOG.debug("%r: torch says %r", handle, first_line(error))
+            return self._decode_by_pyav(handle, stream)
 
     def rescue(
         self, run: Run[ClipBatch], run_alone: Callable[[ClipBatch], list[Outcome]], stream: Any
@@ -220,7 +237,9 @@ def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, l
     return rows
 
 
-def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None) -> list[torch.Tensor | None]:
+def take_frames(
+    outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None, copied: list[torch.Tensor] | None = None
+) -> list[torch.Tensor | None]:
     """Returns the clips of each video of a TensorList, in the dtype and layout of the handles' spec.
 
     Clips of one size are consecutive views of one memory, so that stacking them again needs no copy, unless frames
@@ -230,6 +249,7 @@ def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None
         outputs: TensorListCPU with the final values, or TensorListGPU of uint8 [frames, H, W, 3] in DALI's colours.
         handles: The videos, of one spec.
         stream: torch.cuda.Stream on which the values will be used, where the list is on a GPU. Nothing waits.
+        copied: What `copy_to_torch` made of a list on a GPU, to be used in its place.
 
     Returns:
         Tensors [clips, frames, 3, H, W], or with the channels last, on the list's device; None where DALI did not
@@ -243,23 +263,26 @@ def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None
             videos = [None if video is None else video.to(torch.bfloat16) for video in videos]
     else:
         with torch.cuda.stream(stream):
-            videos = _finish_on_gpu(outputs, handles)
+            videos = _finish_on_gpu(outputs, handles, copied)
     return [
         None if video is None else video.view(*handle.frame_indices.shape, *video.shape[1:])
         for video, handle in zip(videos, handles, strict=True)
     ]
 
 
-def _finish_on_gpu(outputs: Any, handles: Sequence[ClipsHandle]) -> list[torch.Tensor | None]:
+def _finish_on_gpu(
+    outputs: Any, handles: Sequence[ClipsHandle], copied: list[torch.Tensor] | None
+) -> list[torch.Tensor | None]:
     from torch.utils.dlpack import from_dlpack
 
     spec = handles[0].spec
     corrections = [find_correction(handle) for handle in handles]
-    if outputs.is_dense_tensor() and all(map(_is_in_order, handles)):
+    if copied is None and outputs.is_dense_tensor() and all(map(_is_in_order, handles)):
         whole = from_dlpack(outputs.as_tensor())
         if all(handle.frame_indices.size == whole.shape[1] for handle in handles):
             return list(convert_colors(whole, corrections, dtype=spec.dtype, layout=spec.layout).unbind(0))
-    videos = [_arrange(row, handle) for row, handle in zip(_rows(outputs), handles, strict=True)]
+    rows = _rows(outputs) if copied is None else copied
+    videos = [_arrange(row, handle) for row, handle in zip(rows, handles, strict=True)]
     return [
         None if video is None else convert_colors(video[None], [each], dtype=spec.dtype, layout=spec.layout)[0]
         for video, each in zip(videos, corrections, strict=True)
@@ -290,4 +313,4 @@ def _arrange(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor | None:
         return None
     if _is_in_order(handle):
         return frames
-    return frames.index_select(0, torch.from_numpy(positions.ravel()).to(frames.device))
+    return frames.index_select(0, on_device(torch.from_numpy(positions.ravel()), frames.device))

@@ -5,7 +5,7 @@ reads past their ends: one file gives frames of random memory or ends the proces
 with what the container alone says, which FFmpeg's probing would replace.
 
 H.264, HEVC, MPEG-4 and AV1 store the size of frames in units that may be repeated, and changed, anywhere in the media
-stream. Files that change it must not reach DALI either.
+stream. Files that change it must not reach DALI either, nor files that show a part of their frames (`coded_size`).
 
 Sources: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2 and annex B; ITU-T H.264 7.4.1, ITU-T H.265 7.4.2.2,
 ISO/IEC 14496-2 6.3.2, AV1 bitstream specification 5.3.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from energon_dali.av.container import translated_errors
 from energon_dali.av.key_packets import find_length_size, find_units
 from energon_dali.av.media_source import MemoryReader
+from energon_dali.decode.dali.video.coded_size import shows_whole_frames
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.formats.jpeg import read_jpeg
 from energon_dali.demuxers import open_container
@@ -47,7 +48,7 @@ _AV1_SEQUENCE_HEADER = 1
 
 
 def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: FrameShape) -> bool:
-    """Returns whether the container and all frames of the one video stream of a file have one shape.
+    """Returns whether the container and all frames of the one video stream of a file have one shape, shown whole.
 
     Demuxes the file and decodes nothing: 1 to 10 ms for 250 frames, more for Motion JPEG.
 
@@ -64,7 +65,8 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
                 return False
             packets = (memoryview(packet) for packet in container.demux(stream) if packet.size)
             if codec in CODECS_WITH_PARAMETERS:
-                return keeps_parameters(codec, stream.codec_context.extradata, packets)
+                extradata = stream.codec_context.extradata or b""
+                return shows_whole_frames(codec, extradata, *shape[:2]) and keeps_parameters(codec, extradata, packets)
             return _have_shape(packets, _READERS[codec], shape)
     except (DecodeError, IrregularHeaderError, IndexError, KeyError, ValueError):
         return False

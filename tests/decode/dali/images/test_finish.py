@@ -25,7 +25,7 @@ from energon_dali.decode.dali import release_memory
 from energon_dali.decode.dali.images import engine
 from energon_dali.decode.dali.images.engine import finish_images
 from energon_dali.decode.dali.images.graph import can_finish
-from energon_dali.decode.dali.runtime.blocks import NUM_THREADS, RESULTS, host_threads
+from energon_dali.decode.dali.runtime.blocks import RESULTS, host_threads, num_host_threads
 from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.shards.storage.local import ReusedBuffers
@@ -179,7 +179,7 @@ def test_all_files_of_every_format_that_dali_decodes() -> None:
 
 def test_a_part_whose_turn_does_not_come_is_finished_by_the_thread_that_waits() -> None:
     release = threading.Event()
-    blockers = [host_threads().submit(release.wait, 60) for _ in range(NUM_THREADS)]
+    blockers = [host_threads().submit(release.wait, 60) for _ in range(num_host_threads())]
     try:
         image = np.ascontiguousarray(photograph("china", (50, 40)))
         results = finish_images([image.copy() for _ in range(12)], [None] * 12, ImageSpec("torchrgb8"), 3)

@@ -111,6 +111,44 @@ def test_a_fork_after_the_first_use_of_a_gpu_is_refused() -> None:
     assert "forked from one that had used a GPU" in ask_child()
 
 
+@pytest.mark.parametrize("media", ["image", "video"])
+@pytest.mark.parametrize("cause", ["the driver", "torch", "DALI"])
+def test_auto_that_leaves_a_gpu_idle_warns_once_and_says_how_to_mend_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str, media: Any
+) -> None:
+    """As with driver 550 and a torch for CUDA 13."""
+    cuda = FakeCuda(gpus=1).install(monkeypatch)
+    monkeypatch.setattr(device, "_said", set())
+    if cause == "the driver":
+        monkeypatch.setattr(device, "_count_gpus", lambda: 0)
+    elif cause == "torch":
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(device, "has_dali", lambda: False)
+    for _ in range(2):
+        if cause == "DALI":
+            assert not device.uses_dali("auto", media)
+        else:
+            assert resolve_device("auto", media) == Device("cpu")
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert 'pip install "energon-dali[cuda12]"' in record.message
+    if cause == "torch":
+        assert "the driver is probably too old for CUDA 13.0" in record.message
+    if cause != "DALI":
+        assert "pip install --force-reinstall torch --index-url" in record.message
+        assert "energon-dali doctor" in record.message
+    assert cuda.contexts == set()
+
+
+def test_auto_without_a_gpu_does_not_warn(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    FakeCuda(gpus=0).install(monkeypatch)
+    monkeypatch.setattr(device, "_said", set())
+    with caplog.at_level("INFO"):
+        assert resolve_device("auto") == Device("cpu")
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
 @pytest.mark.parametrize(("visible", "seen"), [("0", True), ("-1", False), ("-1,0", False), ("", False), ("1,0", True)])
 def test_what_hides_the_gpus(monkeypatch: pytest.MonkeyPatch, visible: str, seen: bool) -> None:
     monkeypatch.setattr(device, "_any_file", lambda patterns: True)

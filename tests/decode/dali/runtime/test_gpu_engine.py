@@ -5,18 +5,22 @@ CUDA is a fake, and DALI's CPU operators run instead of a GPU's: these tests say
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
-from energon_dali.decode import DaliDecoder, Decoded
+from energon_dali import FrontEnd, SampleDecoder
+from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.decode.dali import close_engines, dispatch
 from energon_dali.decode.dali.dispatch import DecodedHandle
-from energon_dali.decode.dali.images import codecs
-from energon_dali.errors import DeviceFailedError
+from energon_dali.decode.dali.images import codecs, engine
+from energon_dali.decode.dali.tuning import DaliTuning
+from energon_dali.errors import DecodeError, DeviceFailedError
 from tests.decode.sample_images import sample_images
 from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
 
@@ -141,8 +145,8 @@ def test_a_gpu_that_has_room_gives_what_fails_to_pil_and_keeps_no_pipeline(
     assert all(value.is_cuda for value in values(outcomes))
     from energon_dali.decode.dali.runtime import engine as table
 
-    (engine,) = table._engines.values()
-    assert engine._suspended == []
+    (used,) = table._engines.values()
+    assert used._suspended == []
 
 
 def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threads(
@@ -155,10 +159,82 @@ def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threa
     names = ["jpeg-420", "png-rgb", "jpeg-444", "pnm-rgb", "bmp-rgb"]
     outcomes: Any = decoder.decode_block([decoder.make_handle("part", sample_images()[name]) for name in names])
     assert [outcome.route for outcome in outcomes] == ["dali-gpu", "dali-host", "dali-gpu", "dali-host", "dali-host"]
-    assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [4, 16]
+    padding = {call.detail.num_threads: call.detail.tuning.device_memory_padding for call in cuda.named("dali.build")}
+    assert padding == {8: 16 << 20, 16: 0}
+    assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [8, 16]
     expected = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
     for name, value in zip(names, values(outcomes), strict=True):
         assert torch.equal(value, expected.decode("jpg", sample_images()[name])), name
+
+
+def test_an_image_that_torch_cannot_render_on_the_gpu_costs_no_other(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch refuses some arguments with a RuntimeError; the image is then PIL's, and the block goes on."""
+    install_dali(monkeypatch, cuda)
+    front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"})
+    decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
+    render, calls = engine.render, []
+
+    def fail_once(handle: Any, pixels: Any) -> Any:
+        calls.append(handle)
+        if len(calls) == 2:
+            raise RuntimeError("Provided interpolation parameters can not be handled with current algorithm")
+        if len(calls) == 3:
+            raise DecodeError("The processor refuses it")
+        return render(handle, pixels)
+
+    def refuse(handle: Any, pixels: Any) -> Any:
+        raise RuntimeError("Provided interpolation parameters can not be handled with current algorithm")
+
+    monkeypatch.setattr(engine, "render_alike", refuse)
+    monkeypatch.setattr(engine, "render", fail_once)
+    outcomes: Any = decoder.decode_block(jpegs(decoder, 4))
+    assert [outcome.route for outcome in outcomes] == ["dali-gpu", "fallback", "", "dali-gpu"]
+    assert isinstance(outcomes[2], DecodeFailure)
+    expected = SampleDecoder(front_end=front_end).decode("jpg", sample_images()["jpeg-420"])
+    assert torch.equal(outcomes[1].value.pixels.as_subclass(torch.Tensor), expected.pixels)
+    assert outcomes[1].value.pixels.is_cuda
+
+
+def test_images_of_one_size_are_rendered_together_and_keep_their_order(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_dali(monkeypatch, cuda)
+    front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"}, resampling="torch")
+    decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
+    small = io.BytesIO()
+    Image.open(io.BytesIO(sample_images()["jpeg-444"])).resize((90, 40)).save(small, "jpeg")
+    files = [sample_images()[name] for name in ("jpeg-420", "jpeg-444", "jpeg-420", "jpeg-gray")]
+    files.insert(1, small.getvalue())
+    together: list[int] = []
+    render_alike = engine.render_alike
+
+    def count(handle: Any, pixels: Any) -> Any:
+        together.append(len(pixels))
+        return render_alike(handle, pixels)
+
+    monkeypatch.setattr(engine, "render_alike", count)
+    outcomes: Any = decoder.decode_block([decoder.stage("jpg", data) for data in files])
+    assert together == [4]
+    for outcome, data in zip(outcomes, files, strict=True):
+        expected = SampleDecoder(front_end=front_end).decode("jpg", data)
+        assert torch.equal(outcome.value.pixels, expected.pixels)
+        assert outcome.value.layout == expected.layout
+
+
+def test_a_gpu_that_fails_while_it_renders_is_not_a_bad_image(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_dali(monkeypatch, cuda)
+
+    def fail(handle: Any, pixels: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(engine, "render_alike", fail)
+    monkeypatch.setattr(engine, "render", fail)
+    front_end = FrontEnd.from_processor({"image_processor_type": "CLIPImageProcessor"})
+    decoder = DaliDecoder(front_end=front_end, image_decode_device="gpu")
+    with pytest.raises(DeviceFailedError, match="CUDA out of memory"):
+        decoder.decode_block(jpegs(decoder, 4))
 
 
 def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(
@@ -169,3 +245,36 @@ def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(
     decoder = decoder_for_gpu()
     outcomes: Any = decoder.decode_block(jpegs(decoder))
     assert {outcome.route for outcome in outcomes} == {"dali-host"}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
+def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLPack leaves it to DALI to free them, which waits for the whole device; a CUDA graph forbids that."""
+    install_dali(monkeypatch, cuda)
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("a result went through DLPack")
+
+    small = io.BytesIO()
+    Image.open(io.BytesIO(sample_images()["jpeg-444"])).resize((90, 40)).save(small, "jpeg")
+    files = [sample_images()["jpeg-420"], small.getvalue()]
+    options: Any = {"image_decode": "torchrgb", "image_dtype": dtype, "image_decode_device": "gpu"}
+    plain = DaliDecoder(**options)
+    expected = values(plain.decode_block([plain.stage("jpg", data) for data in files]))
+    monkeypatch.setattr("torch.utils.dlpack.from_dlpack", refuse)
+    empty, made = torch.empty, []
+
+    def empty_on_gpu(*shape: Any, device: str = "cpu", **others: Any) -> torch.Tensor:
+        if not device.startswith("cuda"):
+            return empty(*shape, device=device, **others)
+        made.append((device, torch.cuda.current_stream()))
+        return GpuTensor.on(GPU, empty(*shape, **others))
+
+    monkeypatch.setattr("torch.empty", empty_on_gpu)
+    decoder = DaliDecoder(**options, tuning=DaliTuning(copies_to_torch=True))
+    found = values(decoder.decode_block([decoder.stage("jpg", data) for data in files]))
+    ((device, stream),) = made
+    assert device == f"cuda:{GPU}"
+    assert stream is not torch.cuda.current_stream()  # of the engine
+    assert all(value.is_cuda for value in found)
+    assert all(map(torch.equal, (value.as_subclass(torch.Tensor) for value in found), expected))

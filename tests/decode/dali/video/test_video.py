@@ -214,7 +214,7 @@ def test_what_suits_which_device() -> None:
     def suits(name: str, kind: Any, **changes: Any) -> bool:
         handle = handle_of(video_file(name))
         if kind == "gpu":
-            handle.width, handle.height = 640, 360  # NVDEC has a smallest size
+            handle.width, handle.height = 640, 368  # NVDEC has a smallest size
             handle.uniform_frames = True
         for key, value in changes.items():
             setattr(handle, key, value)

@@ -1,0 +1,233 @@
+"""What the hardware video decoder of a GPU (NVDEC) can do, asked once per GPU, and what its decoders keep in memory.
+
+DALI reports a missing NVDEC like a bad video. So the route of a video is decided before, from the driver's own answer.
+
+Source: cuviddec.h and nvcuvid.h of NVIDIA's Video Codec SDK 13.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from energon_dali.decode.dali.runtime.blocks import DeviceMemory
+from energon_dali.decode.dali.runtime.device import Device, current_device, say_once
+
+LIBRARY = "libnvcuvid.so.1"
+REMEDY = (
+    "It belongs to the driver. In containers set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video (docker run -e, or "
+    "ENV in the Dockerfile); on Debian and Ubuntu run apt-get install libnvidia-decode-NNN, NNN being the driver's "
+    "first number."
+)
+"""What mends a missing library."""
+
+_CODECS = {"h264": 4, "hevc": 8, "vp9": 10, "mpeg4": 2, "av1": 11}
+"""Number of each codec in cudaVideoCodec, by FFmpeg's name."""
+_CHROMA_420 = 1
+
+_SURFACES = 22
+"""Frames that a decoder keeps: up to 16 references, those being decoded, and those being shown."""
+_MOST_DECODERS = 100
+"""So many does DALI 2.4 keep per GPU."""
+_CACHES_PER_BUDGET = 4
+"""The decoders may take this part of a budget."""
+
+
+class _Capabilities(ctypes.Structure):
+    """CUVIDDECODECAPS."""
+
+    _fields_ = (
+        ("codec", ctypes.c_int),
+        ("chroma", ctypes.c_int),
+        ("bit_depth_minus_8", ctypes.c_uint),
+        ("_reserved1", ctypes.c_uint * 3),
+        ("supported", ctypes.c_ubyte),
+        ("engines", ctypes.c_ubyte),
+        ("output_formats", ctypes.c_ushort),
+        ("most_width", ctypes.c_uint),
+        ("most_height", ctypes.c_uint),
+        ("most_blocks", ctypes.c_uint),
+        ("least_width", ctypes.c_ushort),
+        ("least_height", ctypes.c_ushort),
+        ("_histogram", ctypes.c_ubyte * 2),
+        ("_bins", ctypes.c_ushort),
+        ("_reserved3", ctypes.c_uint * 10),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CodecLimits:
+    """What a GPU decodes of a codec, in 8 bits and 4:2:0."""
+
+    width: tuple[int, int]
+    """Fewest and most pixels."""
+    height: tuple[int, int]
+    """Likewise."""
+    blocks: int
+    """Most blocks of 16 x 16 pixels."""
+    engines: int
+    """Number of decoders of the GPU that work at the same time; 0 if the driver does not say."""
+
+    def include(self, width: int, height: int) -> bool:
+        """Returns whether frames of a size are decoded."""
+        return (
+            self.width[0] <= width <= self.width[1]
+            and self.height[0] <= height <= self.height[1]
+            and -(-width // 16) * -(-height // 16) <= self.blocks
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nvdec:
+    """The answer of a driver."""
+
+    codecs: dict[str, CodecLimits]
+    """By FFmpeg's name; without those that the GPU does not decode."""
+    obstacle: str = ""
+    """Why nothing can be decoded; "" if something can."""
+
+
+def library_obstacle() -> str:
+    """Returns why this process cannot load the driver's video library, "" if it can; does not touch CUDA."""
+    return _load()[1]
+
+
+@functools.cache
+def _load() -> tuple[Any, str]:
+    try:
+        return ctypes.CDLL(LIBRARY), ""
+    except OSError:
+        return None, f"{LIBRARY} is missing"
+
+
+@functools.cache
+def ask_nvdec(ordinal: int) -> Nvdec:
+    """Returns what a GPU decodes. Initialises CUDA, so only the rank may call it.
+
+    Args:
+        ordinal: Of the GPU.
+    """
+    library, obstacle = _load()
+    if library is None:
+        return Nvdec({}, obstacle)
+    codecs: dict[str, CodecLimits] = {}
+    refused: set[int] = set()
+    with current_device(Device("gpu", ordinal)):  # makes its context current, which the driver asks for
+        for name, number in _CODECS.items():
+            asked = _Capabilities(codec=number, chroma=_CHROMA_420)
+            status = library.cuvidGetDecoderCaps(ctypes.byref(asked))
+            if status:
+                refused.add(status)
+            elif asked.supported:
+                codecs[name] = CodecLimits(
+                    (asked.least_width, asked.most_width),
+                    (asked.least_height, asked.most_height),
+                    asked.most_blocks,
+                    asked.engines,
+                )
+    if codecs:
+        return Nvdec(codecs)
+    numbers = ", ".join(map(str, sorted(refused)))
+    return Nvdec(
+        {}, f"the driver refuses to say what NVDEC can do (CUDA error {numbers})" if refused else "it has none"
+    )
+
+
+def decodes_on(device: Device, codec: str, width: int, height: int) -> bool:
+    """Returns whether the GPU's NVDEC decodes a video.
+
+    In a process that must not touch the GPU, only the library is looked for.
+
+    Args:
+        device: A GPU; without an ordinal in a process that must not touch it.
+        codec: FFmpeg's name.
+        width: Of the frames, in pixels.
+        height: Likewise.
+    """
+    if device.ordinal is None:
+        return not library_obstacle()
+    limits = ask_nvdec(device.ordinal).codecs.get(codec)
+    return limits is not None and limits.include(width, height)
+
+
+def warn_without_nvdec(device: Device) -> None:
+    """Warns once if a GPU decodes no video, with what mends it; does nothing on the CPU."""
+    obstacle = "" if device.ordinal is None else ask_nvdec(device.ordinal).obstacle
+    if obstacle:
+        say_once(
+            f"PyAV decodes all videos on the CPU: NVDEC of {device} cannot be used, {obstacle}. {REMEDY}",
+            logging.WARNING,
+        )
+
+
+def decoder_bytes(width: int, height: int) -> int:
+    """Returns the memory of a hardware decoder, estimated: its frames as NV12."""
+    return _SURFACES * width * height * 3 // 2
+
+
+class DecoderCache:
+    """Counts the hardware decoders that DALI keeps on a GPU, and bounds the memory that they may take.
+
+    DALI frees none before it keeps 100 of them, of any sizes. Each thread of its pipelines may need one of each size.
+
+    Args:
+        memory: Of the GPU; the decoders count in its budget, of which they get a quarter.
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        self._most_bytes = (memory.budget_bytes or 0) // _CACHES_PER_BUDGET
+        self._threads: dict[tuple[str, int, int], int] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, codec: str, width: int, height: int, threads: int) -> bool:
+        """Returns whether DALI may decode a video; from then on, decoders of its size are counted.
+
+        Args:
+            codec: FFmpeg's name.
+            width: In pixels.
+            height: Likewise.
+            threads: Threads of the pipeline that decodes it.
+        """
+        size = (codec, width, height)
+        with self._lock:
+            known = self._threads.get(size, 0)
+            if known >= threads:
+                return True
+            after = {**self._threads, size: threads}
+            taken = _kept_bytes(after)
+            if taken > self._most_bytes and self._threads:
+                if not known:
+                    say_once(
+                        f"PyAV decodes videos of {width} x {height} ({codec}), and of further sizes that are as large: "
+                        f"the hardware decoders of {len(self._threads)} sizes take a quarter of the memory that "
+                        "gpu_memory_budget_bytes allows. A larger budget or a smaller num_threads mends it."
+                    )
+                return known > 0
+            self._threads = after
+            self._memory.keep("NVDEC", taken)
+            return True
+
+
+def _kept_bytes(threads: dict[tuple[str, int, int], int]) -> int:
+    """Returns the memory of the largest decoders, of which DALI keeps 100."""
+    left, total = _MOST_DECODERS, 0
+    for (_, width, height), count in sorted(threads.items(), key=lambda item: -decoder_bytes(*item[0][1:])):
+        total += min(left, count) * decoder_bytes(width, height)
+        left -= min(left, count)
+    return total
+
+
+_caches: WeakKeyDictionary[DeviceMemory, DecoderCache] = WeakKeyDictionary()
+_caches_lock = threading.Lock()
+
+
+def decoder_cache(memory: DeviceMemory) -> DecoderCache:
+    """Returns the cache of a GPU's memory."""
+    with _caches_lock:
+        return _caches.setdefault(memory, DecoderCache(memory))
