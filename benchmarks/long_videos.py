@@ -292,7 +292,7 @@ def read_by_torchcodec(path: str, clips_name: str, files: int) -> dict[str, Any]
 
     import_torchvision_transforms()  # torchcodec imports it when transforms are given
     from torchcodec.decoders import VideoDecoder  # type: ignore[import-not-found]
-    from torchcodec.transforms import Resize
+    from torchcodec.transforms import Resize  # type: ignore[import-not-found]
 
     class Part(io.RawIOBase):
         def __init__(self, file: io.BufferedReader, offset: int, size: int) -> None:
@@ -347,7 +347,7 @@ def read_by_energon(path: str, clips_name: str, files: int) -> dict[str, Any]:
     """Reads clips with megatron-energon's loader and AVDecoder in this process."""
     import warnings
 
-    from megatron.energon import (  # type: ignore[import-not-found]
+    from megatron.energon import (
         SampleDecoder,
         TaskEncoder,
         WorkerConfig,
