@@ -23,6 +23,7 @@ from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
 from energon_dali.task_encoder.planned_packs import PlannedPacks
 from tests.loader.dataset_folder import prepare, write_shards
+from tests.part import sampled
 
 Packs = dict[int, list[str]]
 """By step, the packs of all ranks, each the sorted texts of its samples."""
@@ -180,10 +181,13 @@ def reference(folder: Path, measured: None) -> Packs:
     return Job(folder / "blend.yaml", 1, 12, 12).run(REFERENCE)[0]
 
 
+LAYOUTS = ((1, 3, 0), (2, 2, 0), (3, 1, 2), (4, 3, 0), (2, 3, 1))
+
+
 @pytest.mark.parametrize(
-    ("world_size", "batch_size", "num_workers"), [(1, 3, 0), (2, 2, 0), (3, 1, 2), (4, 3, 0), (2, 3, 1)]
+    ("world_size", "batch_size", "num_workers", "balance"),
+    sampled([(*layout, balance) for layout in LAYOUTS for balance in (None, *BALANCES)], every=2),
 )
-@pytest.mark.parametrize("balance", [None, *BALANCES])
 def test_steps_hold_the_same_packs(
     folder: Path, reference: Packs, world_size: int, batch_size: int, num_workers: int, balance: Any
 ) -> None:
@@ -200,8 +204,13 @@ def test_packs_are_full_and_hold_each_sample_once(reference: Packs) -> None:
     assert len(packs) == 12 * REFERENCE
 
 
-@pytest.mark.parametrize("bad", [frozenset(), frozenset({"a003", "a017", "b002", "b033", "a080"})])
-@pytest.mark.parametrize("on_missing", ["spare", "shrink"])
+BAD = frozenset({"a003", "a017", "b002", "b033", "a080"})
+
+
+@pytest.mark.parametrize(
+    ("bad", "on_missing"),
+    sampled([(BAD, "spare"), (frozenset(), "spare"), (BAD, "shrink"), (frozenset(), "shrink")], every=2),
+)
 def test_a_job_continues_exactly_at_every_position(folder: Path, bad: frozenset[str], on_missing: str) -> None:
     def job(world_size: int, batch_size: int, workers: int = 0) -> Job:
         return Job(folder / "blend.yaml", world_size, 12, batch_size, workers, Encoder(bad), {"on_missing": on_missing})

@@ -366,7 +366,7 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "pin_batch", lambda batch: (*batch, threading.current_thread().name))
+    monkeypatch.setattr(prefetcher, "pin_for_trainer", lambda batch: (*batch, threading.current_thread().name))
     batches = loader(place(2))
     batches._options = replace(batches._options, pin_memory=True)
     with batches:
