@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from energon_dali.metadataset.reference import ResolvedBlend
 from energon_dali.plan.measured import TOKENS
 from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.packs import PackRule
+from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import Schedule, WeightPoint
 
 _AT_ONCE = 1 << 20
@@ -77,20 +78,16 @@ def mean_sizes(measured: MeasuredRows, sources: Sequence[Source], rule: PackRule
     """
     means = []
     for values, source in zip(measured.values, sources, strict=True):
-        base, starts = source.plan.base, source.reader.shard_starts
         total = count = longest = 0
-        for shard, first, stop in zip(base.shard.tolist(), base.start.tolist(), base.stop.tolist(), strict=True):
-            begin = int(starts[shard])
-            for at in range(first, stop, _AT_ONCE):
-                numbers = np.arange(begin + at, begin + min(at + _AT_ONCE, stop))
-                tokens = values.take(TOKENS, numbers)
-                longest = max(longest, int(tokens.max(initial=0)))
-                if rule is not None:
-                    tokens = np.where(rule.lengths(values.take(rule.length, numbers)) < 0, 0, tokens)
-                    if rule.length == TOKENS:
-                        tokens = np.minimum(tokens, rule.longest)  # more are cut
-                total += int(np.maximum(tokens, 0).sum())
-                count += len(tokens)
+        for numbers in _numbers_of(source):
+            tokens = values.take(TOKENS, numbers)
+            longest = max(longest, int(tokens.max(initial=0)))
+            if rule is not None:
+                tokens = np.where(rule.lengths(values.take(rule.length, numbers)) < 0, 0, tokens)
+                if rule.length == TOKENS:
+                    tokens = np.minimum(tokens, rule.longest)  # more are cut
+            total += int(np.maximum(tokens, 0).sum())
+            count += len(tokens)
         if not total and rule is not None and longest > rule.max_length:
             raise ConfigError(
                 f"The samples of {source.name} are longer than max_length={rule.max_length}, so that none is in a pack "
@@ -104,6 +101,18 @@ def mean_sizes(measured: MeasuredRows, sources: Sequence[Source], rule: PackRule
             )
         means.append(total / count)
     return tuple(means)
+
+
+def _numbers_of(source: Source) -> Iterator[Int64Array]:
+    """Yields the numbers of the samples of a split part, many at once: a condition leaves millions of short ranges."""
+    base = source.plan.base
+    firsts = source.reader.shard_starts[base.shard] + base.start
+    ends = np.cumsum(base.lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    for begin in range(0, total, _AT_ONCE):
+        places = np.arange(begin, min(begin + _AT_ONCE, total))
+        ranges = np.searchsorted(ends, places, side="right")
+        yield places - (ends - base.lengths)[ranges] + firsts[ranges]
 
 
 def over_samples(schedule: Schedule, sizes: Sequence[float], *, by_size: bool) -> Schedule:

@@ -221,20 +221,12 @@ class PackedBatchPlan(GlobalBatchPlan):
                 f"consumed_samples={units:,} and step={step:,} do not say how many samples each dataset has given: "
                 "weights change over steps, and steps had different sizes. Restore a state of the loader instead."
             )
-        unit = job._packs(epoch).unit_of(units - passed)
-        return replace(job._cursor_at(epoch, unit, counted if step is None else step), packs=units)
+        unit, number = job._packs(epoch).unit_of(units - passed), counted if step is None else step
+        base = job.resolved_units.rebased(number, unit)
+        return replace(job.start, unit=unit, step=number, packs=units, base=base)
 
     def consumed_at(self, cursor: Cursor) -> int:
         return cursor.packs
-
-    def _cursor_at(self, epoch: int, unit: int, step: int) -> Cursor:
-        packs = self._packs(epoch)
-        base = self.start.base
-        if self.resolved_units.changing is not None:
-            found = packs.base_of(packs.window_of(unit))
-            assert found is not None
-            base = found
-        return replace(self.start, unit=unit, step=step, micro_batch=0, base=base)
 
     def cursor(self, epoch: int, delivered: int) -> Cursor:
         cursor = super().cursor(epoch, delivered)
@@ -244,9 +236,7 @@ class PackedBatchPlan(GlobalBatchPlan):
         else:
             now = self.units.epoch_at(cursor.unit) - self._first_epoch
             packs += sum(self._packs(one).count() for one in range(now)) + self._packs(now).packs_before(cursor.unit)
-        if self.resolved_units.changing is not None:
-            cursor = replace(cursor, base=self._cursor_at(0, cursor.unit, cursor.step).base)
-        return replace(cursor, packs=packs)
+        return replace(cursor, packs=packs, base=self.resolved_units.rebased(cursor.step, cursor.unit))
 
     # --- dealing ----------------------------------------------------------------------------------------------------
 

@@ -287,7 +287,7 @@ class PackedUnits(Plan):
         return self.packs_of(0).start_of(self.unit)
 
     def counts_at(self, unit: int) -> tuple[int, ...]:
-        """Returns the rows of each plan of a blend before a unit; () if this is no blend by weight.
+        """Returns the rows of each plan of a blend before a unit; () if this is not a blend by weight.
 
         Args:
             unit: A unit, not before the window from which on packs are counted.
@@ -344,8 +344,6 @@ class EpochPacks:
         """Packs before each window that was counted, and after the last of them."""
         self._bases: list[Base | None] = []
         """Where weights change over steps, from where the draws of each window are counted."""
-        self._passed = 0
-        """Packs of the first window that are before the first unit."""
         self._kept: dict[int, Window] = {}
         if plan.changing is not None:
             if plan.base.unit != self._begin:
@@ -354,8 +352,11 @@ class EpochPacks:
                     f"{self._begin}."
                 )
             self._bases.append(plan.base)
-        if self.first > self._begin:
-            self._passed = self.window(0).pack_at(self.first)
+
+    @cached_property
+    def _passed(self) -> int:
+        """Packs of the first window that are before the first unit."""
+        return self.window(0).pack_at(self.first) if self.first > self._begin else 0
 
     @property
     def num_windows(self) -> int:
