@@ -78,7 +78,7 @@ def encode_round(codec: str, size: tuple[int, int], gop: int = 60) -> bytes:
 
 
 def write_long(path: Path, codec: str, layout: str, seconds: int, size: tuple[int, int]) -> None:
-    """Writes a video of so many seconds."""
+    """Writes a video of the given length."""
     import av
 
     name, options = LAYOUTS[layout]

@@ -32,7 +32,7 @@ class CoreShare:
     """The cores of a rank."""
 
     cores: int
-    """So many may it use, at least 1."""
+    """How many it may use, at least 1."""
     limited_by: str
     """What limits them, for a person: "8 ranks share 128 cores"."""
 

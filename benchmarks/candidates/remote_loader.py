@@ -3,7 +3,7 @@
 Batches hold keys alone, so that reading and decoding are measured, and not the way of the bytes to the trainer.
 Options: library, window (0 for none), lanes (`parallel_shard_iters`, 0 for the default), workers, decoder ("sample", or
 "dali" for energon_dali's DaliDecoder on the CPU), local (reads the same files from the disk), packs (of energon_dali:
-about so many samples in each, planned in windows of `window` from lengths that are drawn; nothing is measured).
+about that many samples in each, planned in windows of `window` from lengths that are drawn; nothing is measured).
 """
 
 from __future__ import annotations

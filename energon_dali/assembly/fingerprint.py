@@ -117,7 +117,7 @@ def layout_options(decoder: Decoder | None) -> dict[str, Any]:
     """Returns what a decoder says about layouts: front ends, operations before them, and how frames are chosen.
 
     Args:
-        decoder: Of a task encoder. One without a front end knows no layouts.
+        decoder: Of a task encoder. Without a front end it has no layouts.
     """
     spec = getattr(decoder, "spec", None)
     clips: Any = getattr(decoder, "av_decode", None)

@@ -110,7 +110,7 @@ class MeasureJob:
         """Returns the measures of a chunk.
 
         Raises:
-            ConfigError: A hook returned what is no measure, or nothing says how long a sample is.
+            ConfigError: A hook returned something other than whole numbers, or the length of a sample is unknown.
             FatalSampleError: The next sample would fail in the same way.
             StorageError: A file cannot be read.
         """

@@ -24,7 +24,7 @@ _MISSING = 128
 _ORDERS = (0, 1, 2)
 _WIDTHS = (1, 2, 4, 8)
 _TRIED_VALUES = 4096
-"""The order is chosen by how well the first so many values compress."""
+"""How many values, from the first on, are compressed to choose the order."""
 _VARINT_BYTES = 10
 """Most bytes of a number of 64 bits."""
 

@@ -37,7 +37,7 @@ _THRESHOLD_EIGHTHS = 5
 _IDLE_ROUNDS = 24
 """Rounds without a swap after which no more are tried."""
 _NEAR_ENOUGH = 128
-"""Swapping ends when the loads are above their bound by less than one part in so many."""
+"""Swapping ends when the loads exceed their bound by less than 1 / this number."""
 _WEIGHTS = ((1, 4), (1, 2), (1, 1), (2, 1), (4, 1))
 """Weights of vision and language, relative to their largest items, where items are sorted by the larger of both."""
 

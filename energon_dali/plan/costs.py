@@ -236,7 +236,7 @@ def fit_cost(sums: npt.ArrayLike, seconds: npt.ArrayLike) -> FittedCost:
 
     Warns:
         UserWarning: Some terms do not change, or always change together, or the times depend on something else as
-            well: the fit is only for steps such as the measured ones. Equal numbers of samples are no reason.
+            well: the fit is only for steps such as the measured ones. Equal numbers of samples cause no warning.
     """
     terms, times = np.asarray(sums, np.float64), np.asarray(seconds, np.float64)
     if terms.ndim == 3:

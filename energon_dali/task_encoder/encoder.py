@@ -56,7 +56,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     """How media are decoded: SampleDecoder() with PIL and PyAV, DaliDecoder() with DALI; None keeps raw bytes."""
 
     measure_version: int = 0
-    """Raise it when measures are to be taken anew although nothing changed that `energon-dali measure` looks at."""
+    """Raise it to have samples measured again although nothing changed that `energon-dali measure` looks at."""
 
     __default_failure_tolerance__: int = 100
     """Consecutive failures of a hook after which the run ends, unless the hook has its own limit; 0 is unlimited."""

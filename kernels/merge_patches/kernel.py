@@ -27,7 +27,7 @@ def _merge_patches(  # type: ignore[no-untyped-def]
     patches,  # of a frame
     columns,  # patches along x
     blocks,  # programs per patch
-    height,  # of a patch. Not a constant: each size of a whole image would be compiled anew
+    height,  # of a patch. Not a constant: each size of a whole image would be compiled again
     width,
     CHANNELS: tl.constexpr,  # noqa: N803 - constants of the compiler
     TIMES: tl.constexpr,  # noqa: N803

@@ -121,7 +121,7 @@ class MediaIndexFileWriter:
 
         Args:
             section: What it says about its shard; `num_entries` is that of the entries.
-            entries: In any order. Of several with the same place none is stored, since nothing tells them apart.
+            entries: In any order. If several have the same place, none is stored: they could not be distinguished.
         """
         ordered = sorted(entries)
         places = np.array([place for place, _ in ordered], np.uint64)

@@ -165,7 +165,7 @@ def _column(found: Mapping[str, Any], total: int, data_end: int) -> Column:
         raise ValueError(f"a column has values of {excerpt(width)} bytes")
     offset = _number(found.get("offset"), data_end)
     if offset < HEADER.size or offset % ALIGNMENT or offset + total * width > data_end:
-        raise ValueError("a column lies outside of the file")
+        raise ValueError("a column is outside the file")
     checksums = tuple(_number(one, (1 << 32) - 1) for one in _list(found, "checksums"))
     if len(checksums) != -(-total // BLOCK):
         raise ValueError(f"a column has {len(checksums)} checksums for {total} values")

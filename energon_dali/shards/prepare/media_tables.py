@@ -109,7 +109,7 @@ def add_media_metadata(
     is_prepared = info_present(root)
     counts = MediaCounts()
     if not is_prepared:
-        jobs = _file_jobs(root)  # refuses what is no folder of media before anything is built
+        jobs = _file_jobs(root)  # before anything is built: it refuses paths that are not folders of media
     with building_folder(root, tmp_path) as folder:
         with _media_table(root, folder, media_filter, needs_index=is_prepared) as table:
             if is_prepared:

@@ -76,7 +76,7 @@ def scanning(
         job: What to do with each shard.
         names: The shards.
         options: Where and how.
-        known: Versions of shards about which the caller knows everything. Where a shard still has its version, its
+        known: Versions of shards whose scans the caller already has. Where a shard still has its version, its
             scan is empty, and `is_known`.
     """
     is_slow = not job.root.is_local or job.index_media is not None

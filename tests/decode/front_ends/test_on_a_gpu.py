@@ -39,7 +39,7 @@ def test_values_have_the_bits_of_the_cpu_however_cuda_divides(
 
 
 def test_the_fake_divides_as_cuda_does() -> None:
-    """A number is no divisor there; a tensor on the device is."""
+    """Nothing is divided by a number there, only by a tensor on the device."""
     levels = torch.arange(256, dtype=torch.uint8)
     expected = levels.to(torch.float32) / 255
     with CudaDivision():

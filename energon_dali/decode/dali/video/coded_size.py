@@ -39,7 +39,7 @@ def shows_whole_frames(codec: str, extradata: bytes, width: int, height: int) ->
 
     Args:
         codec: FFmpeg's name. Other codecs than H.264 and HEVC have no parameter sets.
-        extradata: The decoder configuration of an MP4 or Matroska file; of others the answer is no.
+        extradata: The decoder configuration of an MP4 or Matroska file; for others, False is returned.
         width: Of the frames as shown, in pixels.
         height: Likewise.
 
@@ -86,7 +86,7 @@ class _Fields:
         self._left = 8 * len(payload)
 
     def take(self, count: int) -> int:
-        """Returns an unsigned integer of so many bits."""
+        """Returns an unsigned integer of the given number of bits."""
         if count > self._left:
             raise IrregularHeaderError
         self._left -= count

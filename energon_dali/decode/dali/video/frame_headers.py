@@ -191,7 +191,7 @@ def keeps_parameters(codec: str, extradata: bytes | None, packets: Iterable[memo
 
     Args:
         codec: One of CODECS_WITH_PARAMETERS.
-        extradata: The decoder configuration of the container; without it the answer is no.
+        extradata: The decoder configuration of the container; without it, False is returned.
         packets: All packets of the media stream, in any order.
     """
     if not extradata:
