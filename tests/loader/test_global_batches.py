@@ -77,10 +77,18 @@ class Job:
             global_batch_size=self.global_batch_size,
             shuffle_buffer_size=20,
             max_samples_per_sequence=10,
-            task_encoder=self.encoder or Encoder(),
+            task_encoder=self.encoder or self.default_encoder(),
             **(self.options or {}),
         )
         return ed.get_savable_loader(dataset)
+
+    def default_encoder(self) -> Any:
+        return Encoder()
+
+    def texts_of(self, batch: Any) -> list[str]:
+        """Returns a text for each unit of a batch, which ends with the number of its step."""
+        texts: list[str] = batch.text
+        return texts
 
     def run(self, micro_batches: int, states: list[Any] | None = None) -> tuple[Steps, list[Any]]:
         """Returns (the samples of each step, the state of each rank) after some micro-batches of each rank."""
@@ -91,7 +99,7 @@ class Job:
                 if states is not None:
                     loader.restore_state_rank(states[rank % len(states)])
                 for batch in take(loader, micro_batches):
-                    texts = batch.text if batch.num_units else []
+                    texts = self.texts_of(batch) if batch.num_units else []
                     assert all(int(text.split()[-1]) == batch.step for text in texts)
                     steps[batch.step] += texts
                 saved.append(loader.save_state_rank())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
 from energon_dali.task_encoder.planned_packs import PlannedPacks
 from tests.loader.dataset_folder import prepare, write_shards
+from tests.loader.test_global_batches import Job as GlobalJob
+from tests.loader.test_global_batches import take
 from tests.part import sampled
 
 Packs = dict[int, list[str]]
@@ -125,50 +127,17 @@ class Batch:
 
 
 @dataclass
-class Job:
-    """A job of several ranks, which run one after the other in this process."""
+class Job(GlobalJob):
+    """A job whose steps are made of packs. Each of its ranks runs in this process."""
 
-    path: Path
-    world_size: int
-    global_batch_size: int
-    batch_size: int
-    num_workers: int = 0
-    encoder: Any = None
-    options: Any = None
+    def __post_init__(self) -> None:
+        self.options = {"packs": PlannedPacks(MAX_LENGTH, window=50), **(self.options or {})}
 
-    def loader(self, rank: int) -> Any:
-        dataset = ed.get_train_dataset(
-            self.path,
-            worker_config=ed.WorkerConfig(rank=rank, world_size=self.world_size, num_workers=self.num_workers),
-            batch_size=self.batch_size,
-            global_batch_size=self.global_batch_size,
-            shuffle_buffer_size=20,
-            max_samples_per_sequence=10,
-            task_encoder=self.encoder or Encoder(),
-            **{"packs": PlannedPacks(MAX_LENGTH, window=50), **(self.options or {})},
-        )
-        return ed.get_savable_loader(dataset)
+    def default_encoder(self) -> Any:
+        return Encoder()
 
-    def run(self, micro_batches: int, states: list[Any] | None = None) -> tuple[Packs, list[Any]]:
-        """Returns (the packs of each step, the state of each rank) after some micro-batches of each rank."""
-        steps: dict[int, list[str]] = defaultdict(list)
-        saved = []
-        for rank in range(self.world_size):
-            with self.loader(rank) as loader:
-                if states is not None:
-                    loader.restore_state_rank(states[rank % len(states)])
-                for batch in take(loader, micro_batches):
-                    packs = batch.packs if batch.num_units else []
-                    assert all(int(text.split()[-1]) == batch.step for pack in packs for text in pack)
-                    steps[batch.step] += [" | ".join(sorted(pack)) for pack in packs]
-                saved.append(loader.save_state_rank())
-        return {number: sorted(texts) for number, texts in steps.items()}, saved
-
-
-def take(loader: Any, count: int) -> Iterator[Any]:
-    batches = iter(loader)
-    for _ in range(count):
-        yield next(batches)
+    def texts_of(self, batch: Any) -> list[str]:
+        return [" | ".join(sorted(pack)) for pack in batch.packs]
 
 
 REFERENCE = 12
@@ -568,7 +537,7 @@ def test_a_warning_says_that_many_samples_are_in_no_pack(folder: Path) -> None:
     message = rf"first 160 samples, {count} are in no pack.*: {count} are longer than max_length=50, and 0 could"
     with pytest.warns(UserWarning, match=message) as found:
         open_job(0)
-    assert found[0].filename == __file__
+    assert found[0].filename == inspect.getfile(GlobalJob)  # where get_train_dataset is called
     open_job(1)  # one rank says it
 
     class Cutting(Encoder):
