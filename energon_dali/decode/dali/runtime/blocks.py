@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.runtime.device import Device, load_backend
+from energon_dali.decode.dali.runtime.device import Device, load_backend, refuse_capture
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
 from energon_dali.host_cores import cores_per_rank, divide_cores
@@ -130,10 +130,19 @@ def split_block(
 
 
 def consumer_stream(device: Device) -> Any:
-    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU."""
+    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU.
+
+    Args:
+        device: Where a block is decoded.
+
+    Raises:
+        ConfigError: That stream is being captured for a CUDA graph.
+    """
     if device.kind == "cpu":
         return None
     import torch
+
+    refuse_capture("Media were to be decoded")
 
     return torch.cuda.current_stream(device.ordinal)
 
