@@ -95,9 +95,9 @@ find_python() {
 copy_code() {
   tree=$work/tree
   mkdir -p "$tree"
-  rm -rf "${tree:?}"/{energon_dali,tests,benchmarks,pyproject.toml,COMMIT}
+  rm -rf "${tree:?}"/{energon_dali,tests,benchmarks,examples,pyproject.toml,COMMIT}
   tar -C "$root" --exclude=__pycache__ --exclude=benchmarks/results -cf - energon_dali kernels tests benchmarks \
-    pyproject.toml | tar -C "$tree" -xf -
+    examples pyproject.toml | tar -C "$tree" -xf -
   rm -rf "$tree/energon_dali/kernels"
   mv "$tree/kernels" "$tree/energon_dali/kernels"
   commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
