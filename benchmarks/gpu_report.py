@@ -138,8 +138,10 @@ def _shortfalls(reports: dict[str, dict[str, Any]], doctor: dict[str, Any]) -> I
         for one in (*work["bars"], *work["limits"])
     )
     yield "<h2>What falls short</h2>"
-    if not found:
-        yield f"<p>Nothing: {judged} ratios and numbers were wanted, and reached.</p>"
+    if not judged:
+        yield "<p>Nothing was required: bars hold for a GPU, and the stages that have them must have run.</p>"
+    elif not found:
+        yield f"<p>Nothing: {judged} ratios and numbers were required, and reached.</p>"
     for name, work, one in found:
         value = one["ratio"] if "ratio" in one else one["value"]
         against = f" / {one['to']}" if "to" in one else ""
