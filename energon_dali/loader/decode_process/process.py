@@ -143,9 +143,8 @@ class DecodeServer(BlockServer):
             pool.on_wait = lambda waited_seconds: self._report.send_if_due()
 
         task = self._task
-        options = task.options.for_decode_process()
         try:
-            self._pipeline = RankPipeline(task.dataset, self.metrics, options, task.state, on_pool=prepare_pool)
+            self._pipeline = RankPipeline(task.dataset, self.metrics, task.options, task.state, on_pool=prepare_pool)
         except Exception as error:
             self._fail(error)
 

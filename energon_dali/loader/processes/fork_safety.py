@@ -63,7 +63,7 @@ def fork_hazard(*, uses_device: bool) -> str | None:
         uses_device: Whether the child may use a GPU. Then a GPU in the machine is enough, because merely asking whether
             there is one makes CUDA unusable in a child.
     """
-    if uses_device and any(map(os.path.exists, _DRIVER_FILES)):
+    if uses_device and may_use_gpu():
         return "the process uses a GPU, and CUDA does not work in a fork of a process that has looked for GPUs"
     if _has_cuda_context():
         return "CUDA is in use, which does not work in a forked process"
@@ -80,6 +80,11 @@ def fork_hazard(*, uses_device: bool) -> str | None:
         if module in sys.modules:
             return reason
     return None
+
+
+def may_use_gpu() -> bool:
+    """Returns whether this machine has a GPU, so that CUDA may be used in this process some time."""
+    return any(map(os.path.exists, _DRIVER_FILES))
 
 
 def _has_cuda_context() -> bool:

@@ -16,12 +16,12 @@ from contextlib import ExitStack, closing
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.errors import WorkerDiedError, WorkerError
 from energon_dali.loader.processes.class_pickling import pickle_task
+from energon_dali.loader.processes.fork_server import start_process
 from energon_dali.loader.processes.launch import (
     ChildProcess,
     StartMethod,
     describe_exit,
     end_processes,
-    launch,
     resolve_start_method,
 )
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
@@ -168,6 +168,7 @@ class ProcessGroup(ABC):
         end: Callable[[list[ServedProcess], io.FileIO, int], None] = end_members,
     ) -> None:
         self._metrics = metrics
+        self._uses_device = uses_device
         self._method: StartMethod = resolve_start_method(start_method, uses_device=uses_device)
         self._subject = subject
         self._members: list[ServedProcess] = []
@@ -212,7 +213,7 @@ class ProcessGroup(ABC):
                 member = ServedProcess(name, ours, parent_pipe_end)
                 on_failure.callback(member.close)
                 with closing(theirs):
-                    member.started(launch(self._method, theirs, pipe, task))
+                    member.started(start_process(self._method, theirs, pipe, task, may_use_device=self._uses_device))
                 on_failure.pop_all()
             self._members.append(member)
             for descriptor in member.descriptors:
