@@ -38,6 +38,7 @@ from energon_dali.loader.source_losses import SourceLosses
 from energon_dali.loader.statistics import LoaderStatistics, planned_shares
 from energon_dali.loader.step_times import StepClock, StepTimes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
+from energon_dali.loader.waiting import describe_wait
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.store import read_scope
@@ -357,8 +358,13 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
         losses = {} if self._losses is None else self._losses.totals()
+        times = self._clock.times()
         return LoaderStatistics.collect(
-            self._metrics.snapshot(), planned_blend=self._planned_blend(), losses=losses, **self._clock.times()
+            self._metrics.snapshot(),
+            planned_blend=self._planned_blend(),
+            losses=losses,
+            waiting_for=describe_wait(self._metrics) if times["waiting_seconds"] else "",
+            **times,
         )
 
     def report_losses(self, batch: Any, losses: Iterable[Any], weights: Iterable[Any] | None = None) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.interface import Placement
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.processes.launch import StartMethod
+    from energon_dali.loader.processes.work_board import WorkBoard
 
 
 class RankPipeline:
@@ -33,6 +34,7 @@ class RankPipeline:
         options: The loader's.
         state: Where to start; None is the beginning.
         on_pool: Called with the workers' pool before they start.
+        board: Where the workers report what they work on, if this process is not the trainer's.
 
     Raises:
         WorkerError: What the workers need cannot be pickled.
@@ -47,12 +49,15 @@ class RankPipeline:
         state: State | None,
         *,
         on_pool: Callable[[WorkerPool], None] | None = None,
+        board: WorkBoard | None = None,
     ) -> None:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
-            self.pool = WorkerPool(find_worker_borders(dataset), metrics, options)
+            self.pool = WorkerPool(find_worker_borders(dataset), metrics, options, board)
             if on_pool is not None:
                 on_pool(self.pool)
+        starting = metrics.clock("start")
+        outer = starting.begin()
         try:
             retries = options.read_scope(metrics.count)
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, retries)
@@ -65,6 +70,8 @@ class RankPipeline:
             if self.pool is not None:
                 self.pool.close()
             raise
+        finally:
+            starting.end(outer)
 
     def close(self) -> None:
         """Ends the workers and closes the iterator."""

@@ -16,6 +16,7 @@ stays locked in the child. These are the threads of this package, by name, and w
   named as the rank's thread.
 - `energon-dali-share` and `energon-dali-files` wait for other processes of the node. Their sockets are closed in a
   child.
+- `energon-dali-work` reports what a process works on. Its locks are not used in a child.
 - `energon-dali-trace` and `energon-dali-close` hold nothing that a child uses.
 
 Modules that another thread is importing would never be complete in a child: see `wait_for_imports`.
