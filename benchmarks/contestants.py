@@ -11,6 +11,7 @@ CEILING = "DALI alone, from memory"
 BLOCK = "energon_dali DALI, block feed"
 NATIVE = "energon_dali DALI, native feed"
 APART = "energon_dali DALI, decode process"
+COPIED = "energon_dali DALI, block feed, copied"
 ITERATOR = "DALI's own PyTorch iterator"
 ENERGON = "megatron-energon"
 
@@ -29,9 +30,9 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
     """
     found = [
         Candidate(name=CEILING, program="ceiling"),
-        _ours(BLOCK, decoder="dali", workers=READERS),
-        _ours(NATIVE, decoder="dali", workers=0, feed="native"),
-        _ours(APART, decoder="dali", workers=READERS, decode_process=True),
+        ours(BLOCK, decoder="dali", workers=READERS),
+        ours(NATIVE, decoder="dali", workers=0, feed="native"),
+        ours(APART, decoder="dali", workers=READERS, decode_process=True),
         Candidate(
             name=ENERGON,
             program="energon_style",
@@ -39,8 +40,8 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
             options={"library": "megatron.energon", "workers": CORES},
         ),
         Candidate(name=ITERATOR, program="dali_native", options={"iterator": True, "threads": 0}),
-        _ours("energon_dali SampleDecoder, all cores", decoder="sample", workers=CORES),
-        _ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
+        ours("energon_dali SampleDecoder, all cores", decoder="sample", workers=CORES),
+        ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
         Candidate(name="torch DataLoader + PIL or PyAV", program="torch_loader", options={"workers": CORES}),
     ]
     # On the CPU, DaliDecoder "on the CPU" is the same as with the block feed.
@@ -73,5 +74,6 @@ def limits(device: Device, *, native: bool) -> tuple[Limit, ...]:
     return tuple(Limit(of=feed, metric="trainer_blocked_share", at_most=most) for feed in feeds)
 
 
-def _ours(name: str, **options: Plain) -> Candidate:
+def ours(name: str, **options: Plain) -> Candidate:
+    """Returns a candidate with our loader, of the options of `energon_style`."""
     return Candidate(name=name, program="energon_style", options={"library": "energon_dali", **options})

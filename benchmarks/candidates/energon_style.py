@@ -2,7 +2,8 @@
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, decode_scale,
 shuffle_window, leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if
-not where the batches must end), decode_process, start_method, sound (clips with the sound as it is in the file).
+not where the batches must end), decode_process, start_method, copies (results in torch's own memory), sound (clips with
+the sound as it is in the file).
 Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
@@ -134,6 +135,7 @@ def make_decoder(library: Any, task: Task) -> Any:
         image_decode_device=task.decodes_on,
         video_decode_device=device,
         feed=task.options.get("feed", "block"),
+        tuning=library.DaliTuning(copies_to_torch=bool(task.options.get("copies"))),
         **options,
     )
 

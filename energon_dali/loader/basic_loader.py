@@ -24,6 +24,7 @@ from energon_dali.datasets.source import source_of
 from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_indexing, refuse_resharding, refuse_worker_process
+from energon_dali.decode.dali.runtime.device import refuse_capture
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
@@ -175,6 +176,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
     def _next(self, epoch: int) -> T:
         """Returns the next element of an epoch, given by its number among those that this loader started."""
         self._check_process()
+        refuse_capture("A batch was taken")  # before it leaves the queue: the loader stays open, and loses nothing
         started = self._clock.start()
         before: State | None = None
         taken = False
