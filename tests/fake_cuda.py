@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from energon_dali.decode.dali import decoder
 from energon_dali.decode.dali.runtime import device as devices
 from energon_dali.decode.dali.runtime import engine as engines
 from energon_dali.decode.dali.runtime import failure
@@ -216,7 +217,8 @@ class FakeCuda:
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: self._is_pinned(tensor))
         monkeypatch.setattr(torch.Tensor, "to", self._to(torch.Tensor.to))
-        monkeypatch.setattr(devices, "sees_gpu", lambda: self.gpus > 0)
+        for module in (devices, decoder):
+            monkeypatch.setattr(module, "sees_gpu", lambda: self.gpus > 0)
         monkeypatch.setattr(devices, "_count_gpus", lambda: self.gpus)
         monkeypatch.setattr(devices, "_of_thread", threading.local())
         monkeypatch.setattr(devices, "_process", dict.fromkeys(devices._process, False))

@@ -49,6 +49,7 @@ class RankPipeline:
     ) -> None:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
+            _prepare_workers(dataset)
             self.pool = WorkerPool(find_worker_borders(dataset), metrics, options)
             if on_pool is not None:
                 on_pool(self.pool)
@@ -88,6 +89,14 @@ def import_before_fork(dataset: SavableDataset[Any], start_method: StartMethod) 
     _import_libraries(dataset, "worker")
     if fork_hazard(uses_device=True) is None:
         _import_libraries(dataset, "rank")
+
+
+def _prepare_workers(dataset: SavableDataset[Any]) -> None:
+    """Looks up what workers must not, such as what a GPU decodes; it travels to them with the tree."""
+    for one in walk(dataset):
+        if isinstance(one, SourceDataset):
+            for source in one.sources:
+                source.load.prepare_workers()
 
 
 def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:
