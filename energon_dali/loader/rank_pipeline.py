@@ -53,6 +53,7 @@ class RankPipeline:
     ) -> None:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
+            _look_up_for_workers(dataset)
             self.pool = WorkerPool(find_worker_borders(dataset), metrics, options, board)
             if on_pool is not None:
                 on_pool(self.pool)
@@ -100,6 +101,14 @@ def prepare_start(dataset: SavableDataset[Any], start_method: StartMethod) -> No
             _import_libraries(dataset, "rank")
     if start_method == "auto":
         prepare_workers()
+
+
+def _look_up_for_workers(dataset: SavableDataset[Any]) -> None:
+    """Looks up what workers must not, such as what a GPU decodes; it travels to them with the tree."""
+    for one in walk(dataset):
+        if isinstance(one, SourceDataset):
+            for source in one.sources:
+                source.load.prepare_workers()
 
 
 def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:

@@ -5,6 +5,7 @@ stays locked in the child. These are the threads of this package, by name, and w
 
 - `energon-dali-rank` runs hooks and decoders, which may hold any lock. It alone decides against a fork.
 - `energon-dali-gpu`, `energon-dali-cpu` and `energon-dali-pil` belong to engines of DALI, which decide against a fork.
+- `energon-dali-video` feed hardware decoders. CUDA is then in use, which decides against a fork.
 - `energon-dali-frames` decode groups of pictures while a thread that runs hooks, or one of the user's, waits for them.
   They are never alone with a fork.
 - `energon-dali-receive` takes batches of a decode process. It holds nothing that a child uses.
