@@ -273,6 +273,7 @@ class ProcessorConfig:
         std: tuple[float, ...],
         rescale: bool = True,
         normalize: bool = True,
+        factor: float = 1 / 255,
     ) -> PixelValues:
         """Returns what the processor makes of a byte: do_rescale, rescale_factor, do_normalize, image_mean, image_std.
 
@@ -281,11 +282,12 @@ class ProcessorConfig:
             std: Default of image_std.
             rescale: Default of do_rescale.
             normalize: Default of do_normalize.
+            factor: Default of rescale_factor.
 
         Raises:
             ConfigError: A value is not a number within its range, or there are not one or three of them.
         """
-        factor = self.take_number("rescale_factor", 1 / 255)
+        factor = self.take_number("rescale_factor", factor)
         does_rescale, does_normalize = self.take_flag("do_rescale", rescale), self.take_flag("do_normalize", normalize)
         given_mean = self.take_triple("image_mean", mean, least=-_LARGEST_FACTOR)
         given_std = self.take_triple("image_std", std, least=_SMALLEST_FACTOR)
@@ -318,7 +320,14 @@ class ProcessorConfig:
         return red, green, blue
 
     def take_conversion(
-        self, mean: tuple[float, ...], std: tuple[float, ...], kind: Filter, *, rgb: bool | None = True
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        kind: Filter,
+        *,
+        rgb: bool | None = True,
+        normalize: bool = True,
+        factor: float = 1 / 255,
     ) -> dict[str, Any]:
         """Returns the fields values, filter and convert_rgb of a front end.
 
@@ -327,11 +336,14 @@ class ProcessorConfig:
             std: Default of image_std.
             kind: Default of resample.
             rgb: Default of do_convert_rgb; None leaves the field out, for videos.
+            normalize: Default of do_normalize.
+            factor: Default of rescale_factor.
 
         Raises:
             ConfigError: A value is not supported.
         """
-        fields: dict[str, Any] = {"values": self.take_values(mean=mean, std=std), "filter": self.take_filter(kind)}
+        values = self.take_values(mean=mean, std=std, normalize=normalize, factor=factor)
+        fields: dict[str, Any] = {"values": values, "filter": self.take_filter(kind)}
         return fields if rgb is None else {**fields, "convert_rgb": self.take_flag("do_convert_rgb", rgb)}
 
     def take_texts(self, front_end: type, *names: str) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""The processors of further vision-language models, with their texts, and tokenizers made of a few words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from tests.decode.front_ends.case import Case
+from tests.decode.front_ends.tile_cases import own_tokens, processor_class, run, tokenizer
+
+
+def texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
+    """Returns the texts of images by the processor's own method."""
+    return [processor.replace_image_token(made, number) for number in range(count)]
+
+
+def image_processor(module: str, name: str, **values: Any) -> Any:
+    """Returns an image processor of the PIL backend."""
+    return getattr(import_module(f"transformers.models.{module}.image_processing_pil_{module}"), f"{name}Pil")(**values)
+
+
+def gemma3n(**values: Any) -> Any:
+    """Returns the processor of Gemma 3n. Its feature extractor is left out."""
+    names = {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "audio_token": "<audio_soft_token>",
+        "boa_token": "<start_of_audio>",
+        "eoa_token": "<end_of_audio>",
+    }
+    inner = image_processor("siglip", "SiglipImageProcessor", **values)
+    return processor_class("gemma3n", "Gemma3nProcessor")(None, inner, tokenizer(**names), image_seq_length=7)
+
+
+def paligemma(**values: Any) -> Any:
+    """Returns the processor of PaliGemma."""
+    inner = image_processor("siglip", "SiglipImageProcessor", **values)
+    inner.image_seq_length = 9
+    return processor_class("paligemma", "PaliGemmaProcessor")(inner, tokenizer(image_token="<image>"))
+
+
+def florence2(**values: Any) -> Any:
+    """Returns the processor of Florence-2."""
+    inner = image_processor("clip", "CLIPImageProcessor", **values)
+    inner.image_seq_length = 577
+    return processor_class("florence2", "Florence2Processor")(inner, tokenizer(image_token="<image>"))
+
+
+def chameleon(**values: Any) -> Any:
+    """Returns the processor of Chameleon."""
+    inner = image_processor("chameleon", "ChameleonImageProcessor", **values)
+    return processor_class("chameleon", "ChameleonProcessor")(inner, tokenizer("<image>"), image_seq_length=12)
+
+
+def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
+    def drawn(draw: random.Random) -> Any:
+        return make(
+            size={"height": draw.randrange(8, 260), "width": draw.randrange(8, 260)},
+            resample=draw.randrange(6),
+            do_normalize=draw.random() < 0.9,
+            do_convert_rgb=True,
+        )
+
+    return drawn
+
+
+def drawn_crop(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
+    def drawn(draw: random.Random) -> Any:
+        return make(
+            size={"shortest_edge": draw.randrange(8, 200)},
+            crop_size={"height": draw.randrange(8, 200), "width": draw.randrange(8, 200)},
+            do_center_crop=draw.random() < 0.8,
+            do_normalize=draw.random() < 0.9,
+        )
+
+    return drawn
+
+
+_768 = {"size": {"height": 768, "width": 768}, "do_center_crop": False}
+_448 = {"size": {"height": 448, "width": 448}, "do_convert_rgb": True}
+
+CASES = (
+    Case("Gemma 3n", drawn_square(gemma3n), gemma3n, own_tokens, run, texts=texts),
+    Case("PaliGemma", drawn_square(paligemma), lambda: paligemma(**_448), own_tokens, run, texts=texts),
+    Case("Florence-2", drawn_square(florence2), lambda: florence2(**_768), own_tokens, run, texts=texts),
+    Case("Chameleon", drawn_crop(chameleon), chameleon, own_tokens, run, texts=texts, largest_ratio=110),
+)
