@@ -11,6 +11,7 @@ from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
+from energon_dali.decode.front_ends.gemma4 import Gemma4
 from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
@@ -46,6 +47,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Qwen2VL,
     Glm4V,
     Gemma3,
+    Gemma4,
     Idefics3,
     ImageGPT,
     InternVL,

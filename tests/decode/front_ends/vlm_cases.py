@@ -55,6 +55,48 @@ def chameleon(**values: Any) -> Any:
     return processor_class("chameleon", "ChameleonProcessor")(inner, tokenizer("<image>"), image_seq_length=12)
 
 
+GEMMA4_TOKENS = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+
+
+def gemma4(**values: Any) -> Any:
+    """Returns the processor of Gemma 4, without those of audio and videos."""
+    inner = image_processor("gemma4", "Gemma4ImageProcessor", **values)
+    return processor_class("gemma4", "Gemma4Processor")(None, inner, tokenizer(**GEMMA4_TOKENS), None)
+
+
+def drawn_gemma4(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
+    def drawn(draw: random.Random) -> Any:
+        return make(
+            patch_size=draw.choice((4, 8, 14)),
+            pooling_kernel_size=draw.choice((1, 2, 3)),
+            max_soft_tokens=draw.choice((70, 140, 280)),
+            do_normalize=draw.random() < 0.5,
+            image_mean=[0.4, 0.5, 0.6],
+            image_std=[0.2, 0.3, 0.4],
+            resample=draw.choice((2, 3)),
+        )
+
+    return drawn
+
+
+def torchvision_processor(module: str, name: str, **values: Any) -> Any:
+    """Returns an image processor of the torchvision backend."""
+    return getattr(import_module(f"transformers.models.{module}.image_processing_{module}"), name)(**values)
+
+
+def gemma4_unified(**values: Any) -> Any:
+    """Returns the processor of Gemma 4 without a vision encoder, without those of audio and videos."""
+    inner = torchvision_processor("gemma4_unified", "Gemma4UnifiedImageProcessor", **values)
+    return processor_class("gemma4_unified", "Gemma4UnifiedProcessor")(None, inner, tokenizer(**GEMMA4_TOKENS), None)
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -87,4 +129,14 @@ CASES = (
     Case("PaliGemma", drawn_square(paligemma), lambda: paligemma(**_448), own_tokens, run, texts=texts),
     Case("Florence-2", drawn_square(florence2), lambda: florence2(**_768), own_tokens, run, texts=texts),
     Case("Chameleon", drawn_crop(chameleon), chameleon, own_tokens, run, texts=texts, largest_ratio=110),
+    Case("Gemma 4", drawn_gemma4(gemma4), gemma4, own_tokens, run, texts=texts),
+    Case(
+        "Gemma 4 unified",
+        drawn_gemma4(gemma4_unified),
+        gemma4_unified,
+        own_tokens,
+        run,
+        texts=texts,
+        torchvision=True,
+    ),
 )
