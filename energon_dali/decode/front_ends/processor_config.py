@@ -174,15 +174,15 @@ class ProcessorConfig:
         self, name: str, default: float, *, least: float = _SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
     ) -> float:
         """Returns a number; the arguments and errors are those of `take_integer`."""
-        value = self.take(name, default)
-        number = finite_number(value)
-        if number is None or not least <= number <= most:
-            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
-        return number
+        return self._number(name, self.take(name, default), least, most)
 
     def outer_integer(self, name: str, default: int, *, least: int = 0, most: int = LARGEST_COUNT) -> int:
         """Returns a whole number of the processor around it; the arguments and errors are those of `take_integer`."""
         return self._integer(name, self.outer.get(name, default), least, most)
+
+    def outer_number(self, name: str, default: float, *, least: float, most: float) -> float:
+        """Returns a number of the processor around it; the arguments and errors are those of `take_integer`."""
+        return self._number(name, self.outer.get(name, default), least, most)
 
     def outer_text(self, name: str, default: str) -> str:
         """Returns a text of the processor around it, such as a token.
@@ -400,6 +400,12 @@ class ProcessorConfig:
         if not is_integer(value) or not least <= value <= most:
             raise self.invalid(name, value, f"a whole number between {least:,} and {most:,}")
         return int(value)
+
+    def _number(self, name: str, value: Any, least: float, most: float) -> float:
+        number = finite_number(value)
+        if number is None or not least <= number <= most:
+            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
+        return number
 
     def require(self, name: str, expected: Any, why: str) -> None:
         """Takes a value that must be as expected, or absent.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.constant_text import FixedText
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
@@ -15,10 +16,13 @@ from energon_dali.decode.front_ends.gemma4 import Gemma4
 from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
-from energon_dali.decode.front_ends.internvl import InternVL
+from energon_dali.decode.front_ends.internvl import AyaVision, GotOcr2, InternVL
+from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.ovis2 import Ovis2
+from energon_dali.decode.front_ends.perception_lm import PerceptionLM
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -51,6 +55,12 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Idefics3,
     ImageGPT,
     InternVL,
+    AyaVision,
+    GotOcr2,
+    Cohere2Vision,
+    Ovis2,
+    PerceptionLM,
+    Llama4,
     LlavaNext,
     LlavaOnevision,
     Mllama,

@@ -36,3 +36,5 @@ class Case:
     """Whether the published configuration is left to the sweep, for its large images or its many likes."""
     torchvision: bool = False
     """Whether the processor has the torchvision backend alone, with which it is then compared."""
+    most_in_a_batch: int = 4
+    """Images that are compared as one batch at most: 1 where the processor makes no batch of different images."""

@@ -25,7 +25,7 @@ def sweep(case: Case, count: int, seed: int) -> Comparison:
     while result.compared < count:
         processor = case.make(draw)
         images = min(_PER_CONFIGURATION, count - result.compared)
-        part = _compare(case, processor, images, draw.randrange(1 << 30), draw.randrange(1, 5))
+        part = _compare(case, processor, images, draw.randrange(1 << 30), draw.randint(1, case.most_in_a_batch))
         part.differences = [f"{line} with {processor.to_dict()}" for line in part.differences]
         result += part
     return result

@@ -97,6 +97,98 @@ def gemma4_unified(**values: Any) -> Any:
     return processor_class("gemma4_unified", "Gemma4UnifiedProcessor")(None, inner, tokenizer(**GEMMA4_TOKENS), None)
 
 
+def aya_vision(**values: Any) -> Any:
+    """Returns the processor of Aya Vision."""
+    inner = image_processor("got_ocr2", "GotOcr2ImageProcessor", **values)
+    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>")
+    return processor_class("aya_vision", "AyaVisionProcessor")(
+        inner, words, patch_size=14, img_size=84, downsample_factor=2
+    )
+
+
+def got_ocr2(**values: Any) -> Any:
+    """Returns the processor of GOT-OCR2."""
+    inner = image_processor("got_ocr2", "GotOcr2ImageProcessor", **values)
+    return processor_class("got_ocr2", "GotOcr2Processor")(inner, tokenizer("<imgpad>"))
+
+
+def got_texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
+    """Returns the texts of images of GOT-OCR2, each of which is one page."""
+    pages = {"num_pages_per_batch": [1] * count, "patch_indices": list(range(1, count + 1)), "num_image_tokens": 256}
+    return [processor.replace_image_token(made, number, **pages) for number in range(count)]
+
+
+def drawn_tiles(make: Callable[..., Any], **more: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
+    """Returns a function that draws a processor of tiles, with further values."""
+
+    def drawn(draw: random.Random) -> Any:
+        return make(
+            size={"height": draw.randrange(8, 90), "width": draw.randrange(8, 90)},
+            min_patches=draw.randrange(1, 5),
+            max_patches=draw.randrange(1, 14),
+            resample=draw.choice((2, 3)),
+            do_normalize=draw.random() < 0.8,
+            **{name: choose(draw) for name, choose in more.items()},
+        )
+
+    return drawn
+
+
+def cohere2_vision(**values: Any) -> Any:
+    """Returns the processor of Command A Vision."""
+    inner = torchvision_processor("cohere2_vision", "Cohere2VisionImageProcessor", **values)
+    names = {
+        "image_token": "<|IMG_PATCH|>",
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    }
+    return processor_class("cohere2_vision", "Cohere2VisionProcessor")(inner, tokenizer(**names))
+
+
+def ovis2(**values: Any) -> Any:
+    """Returns the processor of Ovis 2."""
+    inner = image_processor("ovis2", "Ovis2ImageProcessor", **values)
+    return processor_class("ovis2", "Ovis2Processor")(inner, tokenizer("<image>", "<IMG_ATOM>"), image_seq_length=5)
+
+
+def perception_lm(**values: Any) -> Any:
+    """Returns the processor of Perception LM, without that of videos."""
+    inner = torchvision_processor("perception_lm", "PerceptionLMImageProcessor", **values)
+    names = {"image_token": "<|image|>", "video_token": "<|video|>"}
+    made = processor_class("perception_lm", "PerceptionLMProcessor")
+    return made(None, inner, tokenizer(**names), patch_size=4, pooling_ratio=2)
+
+
+def drawn_perception_lm(draw: random.Random) -> Any:
+    return perception_lm(
+        tile_size=draw.randrange(8, 90),
+        max_num_tiles=draw.randrange(1, 14),
+        vision_input_type=draw.choice(("thumb+tile", "thumb+tile", "vanilla")),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.8,
+    )
+
+
+def llama4(**values: Any) -> Any:
+    """Returns the processor of Llama 4."""
+    inner = torchvision_processor("llama4", "Llama4ImageProcessor", **values)
+    made = processor_class("llama4", "Llama4Processor")
+    return made(inner, tokenizer("<|image|>", "<|patch|>"), patch_size=7, pixel_shuffle_ratio=0.5)
+
+
+def drawn_llama4(draw: random.Random) -> Any:
+    side = draw.randrange(8, 90)
+    return llama4(
+        size={"height": side, "width": side},
+        max_patches=draw.randrange(1, 20),
+        resize_to_max_canvas=draw.random() < 0.5,
+        resample=draw.choice((2, 3)),
+        image_mean=[draw.random() for _ in range(3)],
+        image_std=[draw.choice((0.1, 0.25, 0.5)) for _ in range(3)],
+    )
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -122,6 +214,8 @@ def drawn_crop(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
 
 
 _768 = {"size": {"height": 768, "width": 768}, "do_center_crop": False}
+_364 = {"size": {"height": 364, "width": 364}}
+_1024 = {"size": {"height": 1024, "width": 1024}}
 _448 = {"size": {"height": 448, "width": 448}, "do_convert_rgb": True}
 
 CASES = (
@@ -139,4 +233,38 @@ CASES = (
         texts=texts,
         torchvision=True,
     ),
+    Case("Aya Vision", drawn_tiles(aya_vision), lambda: aya_vision(**_364), own_tokens, run, texts=texts),
+    Case("GOT-OCR2", drawn_tiles(got_ocr2), lambda: got_ocr2(**_1024), None, run, texts=got_texts),
+    Case(
+        "Cohere 2 Vision",
+        drawn_tiles(cohere2_vision, crop_to_patches=lambda draw: draw.random() < 0.9),
+        cohere2_vision,
+        own_tokens,
+        run,
+        texts=texts,
+        torchvision=True,
+    ),
+    Case(
+        "Ovis 2",
+        drawn_tiles(
+            ovis2,
+            crop_to_patches=lambda draw: draw.random() < 0.9,
+            use_covering_area_grid=lambda draw: draw.random() < 0.7,
+        ),
+        lambda: ovis2(size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=9),
+        None,
+        run,
+        texts=texts,
+    ),
+    Case(
+        "Perception LM",
+        drawn_perception_lm,
+        perception_lm,
+        own_tokens,
+        run,
+        texts=texts,
+        torchvision=True,
+        most_in_a_batch=1,
+    ),
+    Case("Llama 4", drawn_llama4, llama4, None, run, texts=texts, torchvision=True),
 )
