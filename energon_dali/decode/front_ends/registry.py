@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.constant_text import FixedText
+from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
@@ -50,6 +51,8 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedText,
     Qwen2VL,
     Glm4V,
+    DeepseekVL,
+    DeepseekVLHybrid,
     Gemma3,
     Gemma4,
     Idefics3,

@@ -189,6 +189,46 @@ def drawn_llama4(draw: random.Random) -> Any:
     )
 
 
+_DEEPSEEK = {
+    "Janus": ("janus", "Janus"),
+    "DeepSeek-VL": ("deepseek_vl", "DeepseekVL"),
+    "DeepSeek-VL hybrid": ("deepseek_vl_hybrid", "DeepseekVLHybrid"),
+}
+
+
+def deepseek_vl(model: str, **values: Any) -> Any:
+    """Returns the processor of Janus or DeepSeek-VL, which converts images to RGB."""
+    module, name = _DEEPSEEK[model]
+    inner = image_processor(module, f"{name}ImageProcessor", **{"do_convert_rgb": True, **values})
+    names = {"boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_placeholder>"}
+    return processor_class(module, f"{name}Processor")(inner, tokenizer(**names), num_image_tokens=11)
+
+
+def drawn_deepseek_vl(model: str) -> Callable[[random.Random], Any]:
+    def drawn(draw: random.Random) -> Any:
+        side, high = draw.randrange(8, 200), draw.randrange(8, 300)
+        more: dict[str, Any] = {}
+        if model == "DeepSeek-VL hybrid":
+            more = {
+                "high_res_size": {"height": high, "width": high},
+                "high_res_image_mean": [draw.random() for _ in range(3)],
+                "high_res_image_std": [0.2, 0.3, 0.4],
+                "high_res_resample": draw.choice((2, 3)),
+            }
+        return deepseek_vl(
+            model,
+            size={"height": side, "width": side},
+            min_size=draw.choice((1, 7, 14, 50)),
+            image_mean=[draw.random() for _ in range(3)],
+            resample=draw.choice((2, 3)),
+            do_normalize=draw.random() < 0.9,
+            do_convert_rgb=draw.random() < 0.9,
+            **more,
+        )
+
+    return drawn
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -267,4 +307,16 @@ CASES = (
         most_in_a_batch=1,
     ),
     Case("Llama 4", drawn_llama4, llama4, None, run, texts=texts, torchvision=True),
+    *(
+        Case(
+            name,
+            drawn_deepseek_vl(name),
+            lambda name=name: deepseek_vl(name),  # type: ignore[misc]
+            None,
+            run,
+            texts=texts,
+            slow=name == "DeepSeek-VL hybrid",
+        )
+        for name in _DEEPSEEK
+    ),
 )
