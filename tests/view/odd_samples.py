@@ -51,7 +51,7 @@ def odd_images() -> dict[str, Parts]:
         "cmyk": {"jpg": _encoded(_flat((60, 40), "CMYK"), "JPEG")},
         "animated": {"gif": _encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])},
         "upside-down": {"jpg": _encoded(_flat((60, 40)), "JPEG", exif=upside_down)},
-        "cut-off": {"jpg": picture(1)[:400], "txt": "the file ends early".encode()},
+        "cut-off": {"jpg": picture(1)[:400], "txt": b"the file ends early"},
         "not-an-image": {"jpg": b"this is text", "txt": b"named jpg"},
         "empty-image": {"jpg": b"", "txt": b"zero bytes"},
         "forty-images": {f"{number:02d}.jpg": picture(number) for number in range(40)},
@@ -69,7 +69,7 @@ def odd_texts() -> dict[str, Parts]:
         "many-lines": {"txt": "\n".join(map(str, range(3000))).encode()},
         "arabic": {"jpg": picture(4), "txt": "صورة لقطة تجلس على السجادة، رقم 42 (cat).".encode()},
         "hebrew": {"txt": "שלום עולם: זוהי תמונה של חתול.\nA second line, in English.".encode()},
-        "mixed-scripts": {"txt": "日本語とEnglishとالعربيةと한국어と🙂👩‍👩‍👧‍👦".encode()},
+        "mixed-scripts": {"txt": "日本語とEnglishとالصورةと한국어と🙂👩‍👩‍👧‍👦".encode()},
         "zalgo": {"txt": "".join(letter + "\u0301\u0328\u0334" * 8 for letter in "combining marks").encode()},
         "overrides": {"txt": "right-to-left override: \u202egpj.exe\u202c and zero width: a\u200bb".encode()},
         "not-utf-8": {"txt": b"caf\xe9 na\xefve"},
@@ -112,7 +112,5 @@ def write_odd(folder: Path) -> Path:
     """Writes and prepares the dataset, in two shards."""
     write_shards(folder, odd_samples(), shards=2)
     prepare_dataset(str(folder), split_patterns=[("train", ".*")])
-    (folder / ".nv-meta" / "dataset.yaml").write_text(
-        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     return folder
