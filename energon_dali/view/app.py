@@ -64,6 +64,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),
+        Route(f"{_PART}/text", queries(pages.more_text)),
         Route(f"{_PART}/thumbnail", pictures(partial(picture, make_thumbnail))),
         Route(f"{_PART}/image", pictures(partial(picture, convert_image))),
         Route(f"{_PART}/strip", pictures(partial(picture, make_strip))),

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from energon_dali.errors import DatasetError, StorageError
 from energon_dali.shards.measures.places import measures_of_sample
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.content import AV_TYPES, show_part, snippets
+from energon_dali.view.content import AV_TYPES, more_of_part, show_part, snippets
 from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
     DEFAULT_SAMPLES_PER_STEP,
@@ -209,6 +209,15 @@ def facts(request: Request) -> Response:
     found = site.check.examine(site.scan_number(entry), shown.index)
     parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
+
+
+def more_text(request: Request) -> Response:
+    """Answers `.../part/P/text?start=BYTE`: what follows on the page, and where the rest begins, as JSON."""
+    entry, shown, part = part_of(request)
+    given = request.query_params.get("start", "")
+    start = int(given) if given.isdecimal() and len(given) < 17 else 0
+    text, rest = more_of_part(entry.opened, shown, part, min(start, part.size))
+    return JSONResponse({"text": text, "rest": rest}, headers={"content-security-policy": DATA_POLICY})
 
 
 def _encoded(request: Request) -> EncodedViews:

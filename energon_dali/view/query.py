@@ -198,7 +198,9 @@ def describe(query: GridQuery) -> Iterable[tuple[str, str]]:
     """Yields (name, value) of each condition, for people."""
     for name, value in query.fields().items():
         if name != "size":
-            yield _label(name), "" if value == "1" and FILTER_FIELDS.get(name, "").startswith("bool") else value
+            kind = FILTER_FIELDS.get(name, "")
+            is_set = value == "1" and kind.startswith("bool")
+            yield _label(name), "" if is_set else f"{float(value):g}" if kind.startswith("float") else value
 
 
 def _label(name: str) -> str:
@@ -228,7 +230,7 @@ def _written(value: Any) -> str:
         return str(int(value))
     if isinstance(value, bytes):
         return value.hex()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _whole(text: str | None) -> int | None:
