@@ -26,7 +26,7 @@ from energon_dali.loader.processes.launch import (
     resolve_start_method,
 )
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
-from energon_dali.loader.processes.server import ProcessTask
+from energon_dali.loader.processes.server import ReportingTask
 from energon_dali.loader.processes.shared_memory import ArenaViews, Channel
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.processes.work_board import WorkBoard
@@ -191,7 +191,7 @@ class ProcessGroup(ABC):
         """Process ids of the processes that were started."""
         return [member.process.pid for member in self._members]
 
-    def _pickle(self, task: ProcessTask, where: str, remedy: str) -> bytes | None:
+    def _pickle(self, task: ReportingTask, where: str, remedy: str) -> bytes | None:
         """Returns a task, pickled; None if it cannot be, and does not need to be.
 
         Raises:
@@ -209,7 +209,7 @@ class ProcessGroup(ABC):
                 f"first used), or use {remedy}."
             ) from error
 
-    def _start(self, name: str, task: ProcessTask, pickled: bytes | None) -> ServedProcess:
+    def _start(self, name: str, task: ReportingTask, pickled: bytes | None) -> ServedProcess:
         """Starts a process."""
         started = time.perf_counter()
         with interrupts_deferred():  # a process that is not among the members would never be waited for
