@@ -20,11 +20,12 @@ from benchmarks.data.photographs import cut
 from energon_dali.av import MediaFile
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import decode_clips, stage_clips
+from energon_dali.decode.video_backends.choice import BACKENDS
 
+DALI = BACKENDS["dali"]
 FILES, FRAMES, REPEATS = 4, 125, 3
 SHAPES: dict[str, dict[str, Any]] = {
     "1 x 16 frames": {"frames_per_clip": 16},
@@ -89,14 +90,14 @@ def compare_time(data: bytes, spec: VideoClips) -> float:
         def by_pyav() -> None:
             list(pool.map(lambda handle: decode_clips(handle, MediaFile(handle.data, threads=1)), handles))
 
-        by_dali = processor_seconds(lambda: submit_clips(decoder.engine_options, Device("cpu"), handles).result())
+        by_dali = processor_seconds(lambda: DALI.submit(decoder.engine_options, Device("cpu"), handles).result())
         return by_dali / processor_seconds(by_pyav)
 
 
 def compare_colours(data: bytes, matrix: str) -> str:
     """Returns the difference of DALI's frames from swscale's exact conversion with the matrix of the file."""
     spec = VideoClips(1, FRAMES, layout="FHWC")
-    (outcome,) = submit_clips(DaliDecoder(av_decode=spec).engine_options, Device("cpu"), [stage(data, spec)]).result()
+    (outcome,) = DALI.submit(DaliDecoder(av_decode=spec).engine_options, Device("cpu"), [stage(data, spec)]).result()
     ours: torch.Tensor = outcome.value.frames[0]  # type: ignore[union-attr]
     with av.open(io.BytesIO(data)) as container:
         exact = np.stack(

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from energon_dali.decode.dali import decoder
 from energon_dali.decode.dali.runtime import device as devices
 from energon_dali.decode.dali.runtime import engine as engines
 from energon_dali.decode.dali.runtime import failure
@@ -224,7 +225,8 @@ class FakeCuda:
         # The result of an operation on a GpuTensor is a view of a plain tensor.
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         monkeypatch.setattr(torch.Tensor, "to", self._to(torch.Tensor.to))
-        monkeypatch.setattr(devices, "sees_gpu", lambda: self.gpus > 0)
+        for module in (devices, decoder):
+            monkeypatch.setattr(module, "sees_gpu", lambda: self.gpus > 0)
         monkeypatch.setattr(devices, "_count_gpus", lambda: self.gpus)
         monkeypatch.setattr(devices, "_of_thread", threading.local())
         monkeypatch.setattr(devices, "_process", dict.fromkeys(devices._process, False))

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from energon_dali import host_cores
 from energon_dali.decode import DaliDecoder
-from energon_dali.decode.dali.runtime.blocks import num_host_threads
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.host_decoding import num_host_threads
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.host_cores import divide_cores, share_of_rank
 

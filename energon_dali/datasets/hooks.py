@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
@@ -336,7 +335,7 @@ class HookRunner:
         Raises:
             FatalSampleError: The hook failed too often in a row, or cannot succeed.
         """
-        start = time.perf_counter()
+        outer = self._clock.begin(self._argument)
         try:
             if self._step is not None and self._outputs is None:
                 result = call_in_step(self._step, self._number, self._seed, self._function, self._argument)
@@ -358,7 +357,7 @@ class HookRunner:
             self._fail(error)
             return NOTHING
         finally:
-            self._clock.add(time.perf_counter() - start)
+            self._clock.end(outer)
         if self._outputs is None:
             if result is None or isinstance(result, _UNFINISHED):
                 check_result(self._stage, result)

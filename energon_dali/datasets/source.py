@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -304,7 +303,7 @@ class _SourceIterator(StreamIterator[Any]):
                 stages.read.on_failure(raw, failure, epoch=number)
                 continue
             stages.read.on_success()
-            start = time.perf_counter()
+            outer = self._load_clock.begin(raw)
             try:
                 key = (NAME, raw.index, number) if self._is_only else self._dataset.key_of(source, raw.index, number)
                 if self._places is not None:
@@ -315,7 +314,7 @@ class _SourceIterator(StreamIterator[Any]):
                 stages.loading.on_failure(error, RawFailure(raw, name), epoch=number)
                 continue
             finally:
-                self._load_clock.add(time.perf_counter() - start)
+                self._load_clock.end(outer)
             stages.loading.on_success()
             if self._counters:
                 self._metrics.count(self._counters[source])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from energon_dali.decode.dali.runtime.blocks import GPU_BUDGET_BYTES
 from energon_dali.decode.dali.tuning import DaliTuning
-from energon_dali.decode.dali.video.nvdec import decoder_bytes
+from energon_dali.decode.video_backends.nvdec import decoder_bytes
 from energon_dali.errors import ConfigError
 from energon_dali.host_cores import divide_cores
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -24,21 +24,22 @@ from energon_dali.loader.statistics import LoaderStatistics
 
 _WINDOW_SECONDS = 10.0
 """Time that the rates of the panel are means of."""
-_BAR_WIDTH = 24
+_SHORT_WAIT_SECONDS = 1.0
+"""Waits below this are not worth a word while batches arrive."""
 _MANY_STAGES = 12
-_CONTAINERS = ("rank", "wait for decode")
-"""Stages whose time is that of others, or a wait."""
+_WAITS = "wait for "
+"""How the names of stages begin in which a process waits for another."""
 
 
 @explain_call
 class LoaderPanel:
     """A live panel with the statistics of loaders, for a `with` block around a training.
 
-    It shows how long the trainer waits, batches per second, how full the queue is, how many processes work on each
-    stage, decode routes, bytes read, shares of blends, and samples that were skipped or failed. Rates are those of the
-    last ten seconds. If the console is neither a terminal nor a notebook, such as the log of a cluster, it prints a
-    line now and then instead. A thread of its own draws it, twice per second by default. It does not keep loaders
-    alive.
+    It shows how long the trainer waits and for what, batches per second, how many processes are in each stage and
+    whether they compute, decode routes, bytes read, shares of blends, and samples that were skipped or failed. Rates
+    are those of the last ten seconds. If the console is neither a terminal nor a notebook, such as the log of a
+    cluster, it prints a line now and then instead. A thread of its own draws it, twice per second by default. It does
+    not keep loaders alive.
 
     Args:
         loaders: A loader, which is called "train"; or a dict of loaders by name.
@@ -111,7 +112,7 @@ class LoaderPanel:
     def render(self) -> RenderableType:
         """Returns the panel as it is now, for rich."""
         panels = [
-            Panel(_body(total, recent), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
+            Panel(_Body(total, recent), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
             for name, rank, total, recent in self._read()
         ]
         return Group(*panels)
@@ -151,14 +152,15 @@ class _History:
 
 
 def _line(name: str, rank: int, total: LoaderStatistics, recent: LoaderStatistics) -> str:
-    parts = [
-        f"{total.batches:,} batches in {duration(total.elapsed_seconds)}",
-        f"{recent.batches_per_second:.1f}/s",
-        f"trainer blocked {recent.blocked_share:.0%} (in all {total.blocked_share:.0%})",
-    ]
-    if recent.queue_occupancy is not None:
-        parts.append(f"queue {recent.queue_occupancy:.0%} full")
-    stages = [row for row in recent.stage_seconds.items() if row[0] not in _CONTAINERS]
+    parts = [f"{total.batches:,} batches in {duration(total.elapsed_seconds)}"]
+    wait = _wait(total, recent)
+    if wait:
+        parts.insert(0, wait)
+    if recent.batches:
+        parts.append(f"{recent.batches_per_second:.1f}/s")
+    if total.batches:
+        parts.append(f"trainer blocked {recent.blocked_share:.0%} (in all {total.blocked_share:.0%})")
+    stages = [row for row in recent.stage_seconds.items() if not row[0].startswith(_WAITS)]
     busiest = max(stages, key=lambda row: row[1], default=None)
     if busiest is not None and recent.elapsed_seconds > 0:
         parts.append(f"most time in {busiest[0]} ({busiest[1] / recent.elapsed_seconds:.1f} processes)")
@@ -166,66 +168,126 @@ def _line(name: str, rank: int, total: LoaderStatistics, recent: LoaderStatistic
     return f"{name}, rank {rank}: {', '.join(parts)}"
 
 
+def _wait(total: LoaderStatistics, recent: LoaderStatistics) -> str:
+    """Returns how long the trainer has been waiting, and for what; "" if that is not worth a word."""
+    waiting = total.waiting_seconds
+    if waiting < _SHORT_WAIT_SECONDS and (recent.batches or not waiting):
+        return ""
+    what = "a batch" if total.batches else "the first batch"
+    return f"waiting {_seconds(waiting)} for {what}: {total.waiting_for}"
+
+
 def _dropped(statistics: LoaderStatistics) -> list[tuple[str, int]]:
     counts = statistics.counts
     return [(what, counts[f"samples.{what}"]) for what in ("skipped", "failed") if counts.get(f"samples.{what}")]
 
 
-def _body(total: LoaderStatistics, recent: LoaderStatistics) -> RenderableType:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim", overflow="ellipsis", no_wrap=True)
+class _Body:
+    """What a panel shows of a loader, for the width that there is.
+
+    Args:
+        total: Statistics since the start.
+        recent: Those of the last seconds.
+    """
+
+    def __init__(self, total: LoaderStatistics, recent: LoaderStatistics) -> None:
+        self._total = total
+        self._recent = recent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wait = _wait(self._total, self._recent)
+        if wait:
+            yield Text(wait, style="bold red")
+        yield _table(self._total, self._recent, _bar_width(options.max_width))
+
+
+def _bar_width(width: int) -> int:
+    """Returns the width of the bars in a panel; 0 where there is no room for any."""
+    return 24 if width >= 100 else 10 if width >= 70 else 0
+
+
+def _table(total: LoaderStatistics, recent: LoaderStatistics, bar_width: int) -> RenderableType:
+    rows = _Rows(bar_width)
     blocked = recent.blocked_share
     color = "green" if blocked < 0.05 else "yellow" if blocked < 0.25 else "red"
-    table.add_row(
+    rows.add(
         "trainer blocked",
         Text(f"{blocked:.1%}", style=f"bold {color}"),
-        _bar(blocked, color),
         f"in all {total.blocked_share:.1%}, first batch after {_seconds(total.first_batch_seconds)}",
+        share=blocked,
+        color=color,
     )
-    table.add_row(
+    rows.add(
         "batches per second",
-        f"{recent.batches_per_second:.1f}",
-        "",
+        f"{recent.batches_per_second:.1f}" if recent.batches else "-",
         f"{total.batches:,} in {duration(total.elapsed_seconds)}",
     )
-    if recent.queue_occupancy is not None:
-        table.add_row("queue full", f"{recent.queue_occupancy:.0%}", _bar(recent.queue_occupancy, "cyan"), "")
     read = recent.counts.get("bytes.read", 0)
     if read and recent.elapsed_seconds > 0:
         samples = recent.counts.get("samples.read", 0) / recent.elapsed_seconds
-        table.add_row("read", f"{read / 1e6 / recent.elapsed_seconds:.1f} MB/s", "", f"{samples:,.0f} samples/s")
-    _add_stages(table, total, recent)
+        rows.add("read", f"{read / 1e6 / recent.elapsed_seconds:.1f} MB/s", f"{samples:,.0f} samples/s")
+    _add_stages(rows, total, recent)
     routes = ", ".join(f"{route} {count:,}" for route, count in sorted(total.routes.items()))
     if routes:
-        table.add_row("decoded by", "", "", routes)
+        rows.add("decoded by", "", routes)
     for name, row in total.blend.items():
         wanted = recent.planned_blend.get(name)
         note = "" if wanted is None else f", {wanted['wanted_share']:.1%} wanted now"
         drawn = f"{row['samples']:,} samples{note}"
-        table.add_row(f"blend {name}", f"{row['share']:.1%}", _bar(row["share"], "blue"), drawn)
+        rows.add(f"blend {name}", f"{row['share']:.1%}", drawn, share=row["share"], color="blue")
     retries = sum(total.retries.values())
     if retries:
-        table.add_row("requests repeated", f"{retries:,}", "", ", ".join(total.retries))
+        rows.add("requests repeated", f"{retries:,}", ", ".join(total.retries))
     for what, count in _dropped(total):
         style = "red" if what == "failed" else ""
-        table.add_row(f"samples {what}", Text(f"{count:,}", style=style), "", _stages(total, what))
+        rows.add(f"samples {what}", Text(f"{count:,}", style=style), _stages(total, what))
     if total.failures:
         last = total.failures[-1]
         # Text, not markup: keys and reasons come from the data.
-        table.add_row("last failure", "", "", Text(f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0]))
-    return table
+        rows.add("last failure", "", Text(f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0]))
+    return rows.table
 
 
-def _add_stages(table: Table, total: LoaderStatistics, recent: LoaderStatistics) -> None:
+class _Rows:
+    """Builds the table of a panel: names, numbers, bars if there is room for them, and notes, which wrap.
+
+    Args:
+        bar_width: 0 for no bars.
+    """
+
+    def __init__(self, bar_width: int) -> None:
+        self._bar_width = bar_width
+        self.table = Table.grid(padding=(0, 1))
+        self.table.add_column(style="dim", overflow="fold", max_width=28)
+        self.table.add_column(justify="right", no_wrap=True)
+        if bar_width:
+            self.table.add_column(no_wrap=True)
+        self.table.add_column(style="dim", overflow="fold")
+
+    def add(
+        self, name: str, number: str | Text, note: str | Text, *, share: float | None = None, color: str = ""
+    ) -> None:
+        """Adds a row, with a bar if it has a share of 0 to 1."""
+        bar = "" if share is None else _bar(share, color, self._bar_width)
+        # Text, not markup: names come from the data.
+        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(str(note)))
+
+
+def _add_stages(rows: _Rows, total: LoaderStatistics, recent: LoaderStatistics) -> None:
     """Adds the stages on which the most time was spent, most first."""
-    rows = sorted(total.stage_seconds.items(), key=lambda row: -row[1])[:_MANY_STAGES]
-    busy = {name: recent.stage_seconds.get(name, 0.0) / (recent.elapsed_seconds or 1.0) for name, _ in rows}
+    stages = sorted(total.stage_seconds.items(), key=lambda row: -row[1])[:_MANY_STAGES]
+    busy = {name: recent.stage_seconds.get(name, 0.0) / (recent.elapsed_seconds or 1.0) for name, _ in stages}
     most = max(1.0, *busy.values()) if busy else 1.0
-    for name, seconds in rows:
-        table.add_row(f"in {name}", f"{busy[name]:.2f}", _bar(busy[name] / most, "magenta"), _seconds(seconds))
+    for name, seconds in stages:
+        waits = name.startswith(_WAITS)
+        label = f"waiting for {name.removeprefix(_WAITS)}" if waits else f"in {name}"
+        note = _seconds(seconds)
+        if not waits and seconds > 0:
+            note += f", computing {total.cpu_seconds.get(name, 0.0) / seconds:.0%}"
+        rows.add(label, f"{busy[name]:.2f}", note, share=busy[name] / most, color="magenta")
+    if total.core_wait_seconds >= 0.05:
+        waited = recent.core_wait_seconds / (recent.elapsed_seconds or 1.0)
+        rows.add("waiting for a core", f"{waited:.2f}", _seconds(total.core_wait_seconds))
 
 
 def _stages(statistics: LoaderStatistics, what: str) -> str:
@@ -233,10 +295,8 @@ def _stages(statistics: LoaderStatistics, what: str) -> str:
     return ", ".join(f"{name.partition('.')[2]} {count:,}" for name, count in sorted(counts.items()))
 
 
-def _bar(share: float, color: str) -> Any:
-    return ProgressBar(
-        total=1.0, completed=min(1.0, share), width=_BAR_WIDTH, complete_style=color, finished_style=color
-    )
+def _bar(share: float, color: str, width: int) -> Any:
+    return ProgressBar(total=1.0, completed=min(1.0, share), width=width, complete_style=color, finished_style=color)
 
 
 def _seconds(seconds: float | None) -> str:

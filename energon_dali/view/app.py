@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
-from energon_dali.view import pages
+from energon_dali.view import choosing, comparison, pages
 from energon_dali.view.content import send_part
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
@@ -53,6 +53,12 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
+        Route("/data/{dataset:int}/chosen", choosing.change, methods=["POST"]),
+        Route("/data/{dataset:int}/chosen.{ending}", queries(choosing.export)),
+        Route("/data/{dataset:int}/chosen/open", choosing.open_file, methods=["POST"]),
+        Route("/data/{dataset:int}/tags", choosing.tag, methods=["POST"]),
+        Route("/data/{dataset:int}/compare", comparison.compare_chosen),
+        Route("/compare", queries(comparison.compare)),
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
         Route("/mixture", queries(pages.mixture)),
@@ -64,6 +70,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),
+        Route(f"{_PART}/text", queries(pages.more_text)),
         Route(f"{_PART}/thumbnail", pictures(partial(picture, make_thumbnail))),
         Route(f"{_PART}/image", pictures(partial(picture, convert_image))),
         Route(f"{_PART}/strip", pictures(partial(picture, make_strip))),

@@ -125,6 +125,8 @@ class Catalog:
         """Splits of the metadataset."""
         self.schedules: dict[str, Schedule] = {}
         """By split, weights that change while a job runs."""
+        self.sources: dict[str, list[tuple[int, str]]] = {}
+        """By split, (number of the entry, part of its split) of each dataset of the blend; of a join, the first one."""
         if not self.is_metadataset:
             dataset = open_dataset(self.path, dataset_config, split_config)
             self.entries: Sequence[CatalogEntry] = (
@@ -139,6 +141,18 @@ class Catalog:
     def entry(self, number: int) -> CatalogEntry | None:
         """Returns a dataset by its number; None if there is none."""
         return self.entries[number] if 0 <= number < len(self.entries) else None
+
+    def entry_of_source(self, split: str, number: int) -> CatalogEntry | None:
+        """Returns the entry of a dataset of a blend; None if there is no such dataset.
+
+        Args:
+            split: Split of the metadataset.
+            number: Number of the dataset in the blend, from 0.
+        """
+        if not self.is_metadataset:
+            return self.entries[0] if number == 0 else None
+        sources = self.sources.get(split, [])
+        return self.entries[sources[number][0]] if 0 <= number < len(sources) else None
 
     def close(self) -> None:
         """Closes all files."""
@@ -156,11 +170,15 @@ class Catalog:
                 self.schedules[split] = blend.schedule
             for source in blend.sources:
                 where = "" if source.location is None else str(source.location)
+                used: list[CatalogEntry] = []
                 for one in [source] if source.join is None else source.join.columns:
                     key = (one.path, one.dataset_config, one.split_config)
                     if key not in entries:
                         entries[key] = _open_entry(len(entries), *key)
                     entries[key].uses.append(Use(split, one.split_part, source.weight, source.repetitions, where))
+                    used.append(entries[key])
+                part = source.split_part if source.join is None else source.join.columns[0].split_part
+                self.sources.setdefault(split, []).append((used[0].number, part))
         return list(entries.values())
 
 

@@ -46,6 +46,8 @@ class EncodedElement:
     """Keys of its samples."""
     fields: list[ShownField]
     """Its fields, without those that every sample has."""
+    places: list[list[tuple[int, int]]] = field(default_factory=list)
+    """(number of the dataset, index) of the samples that each row of a batch is made of; of a sample, one such row."""
 
 
 @dataclass(slots=True)
@@ -205,7 +207,9 @@ class EncoderSession:
         keys = (element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)) or []
         shown = [one for one in self._describer.describe(element) if not one.name.startswith("__")]
         texts = [str(key) for key in keys] if isinstance(keys, (list, tuple)) else [str(keys)]
-        return EncodedElement(type(element).__name__, texts[:64], shown)
+        is_dict = isinstance(element, dict)
+        key = element.get("__restore_key__") if is_dict else getattr(element, "__restore_key__", None)
+        return EncodedElement(type(element).__name__, texts[:64], shown, find_places(key))
 
     @contextmanager
     def _failures(self, view: EncodedView) -> Iterator[None]:
@@ -225,6 +229,30 @@ class EncoderSession:
             view.trace = "" if is_ours else "".join(traceback.format_exception(first))
             if view.elements:
                 view.note = f"{len(self._errors):,} samples failed before it; the first of them is shown."
+
+
+def find_places(restore_key: Any) -> list[list[tuple[int, int]]]:
+    """Returns, for each row of a batch or for one sample, (number of the dataset, index) of what it is made of.
+
+    Args:
+        restore_key: Key by which a loader restores it; anything else has no places.
+    """
+    if not isinstance(restore_key, tuple):
+        return []
+    rows = [one for one in restore_key if isinstance(one, tuple)]
+    is_batch = bool(rows) and restore_key[0] == "BatchDataset"
+    found = [list(_places(row)) for row in (rows if is_batch else [restore_key])]
+    return found if all(found) else []
+
+
+def _places(key: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
+    for position, one in enumerate(key):
+        if isinstance(one, tuple):
+            yield from _places(one)
+        elif one == "Webdataset":
+            numbers = key[position + 1 : position + 3]
+            if len(numbers) == 2 and all(isinstance(number, int) for number in numbers):
+                yield numbers[1], numbers[0]
 
 
 def find_row(reader: JoinedReader, column: int, index: int) -> int | None:

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from energon_dali.errors import DatasetError, StorageError
 from energon_dali.shards.measures.places import measures_of_sample
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.content import AV_TYPES, show_part, snippets
+from energon_dali.view.content import AV_TYPES, more_of_part, show_part, snippets
 from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
     DEFAULT_SAMPLES_PER_STEP,
@@ -28,6 +28,7 @@ from energon_dali.view.drawn_mixture import (
     steps_of_schedule,
 )
 from energon_dali.view.encoded import EncodedViews
+from energon_dali.view.grid_choice import check_query, grid_choice
 from energon_dali.view.guard import DATA_POLICY
 from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
@@ -111,6 +112,8 @@ def grid(request: Request) -> Response:
     if query.split and query.split not in dataset.split_parts:
         wrong.append(f"There is no split {query.split!r}.")
         query = read_query({**request.query_params, "split": ""})[0]
+    query, unknown = check_query(site, entry, query)
+    wrong += unknown
     selection = site.select(entry, query)
     page = selection.page(query.start, query.start + query.page_size)
     last_page = max(1, -(-page.found // query.page_size))
@@ -132,6 +135,7 @@ def grid(request: Request) -> Response:
         last_page=last_page,
         page_sizes=PAGE_SIZES,
         progress=progress,
+        choice=grid_choice(site, entry, query, samples),
         is_incomplete=page.searched < 1 and len(samples) < query.page_size and not page.error,
     )
 
@@ -154,7 +158,7 @@ def sample(request: Request) -> Response:
     site = site_of(request)
     entry, shown = sample_of(request)
     dataset = entry.opened
-    query, _ = read_query(request.query_params)
+    query, _ = check_query(site, entry, read_query(request.query_params)[0])
     position = _position_of(request, site, entry, query, shown.index)
     neighbours: dict[str, str | None] = {"previous": None, "next": None}
     if position is not None:
@@ -173,17 +177,23 @@ def sample(request: Request) -> Response:
         sample=shown,
         parts=[show_part(dataset, shown, part) for part in media_first],
         splits=dataset.parts_of(shown.index),
-        measures=_measures(dataset, shown.index),
+        measures=measures_of(dataset, shown.index),
         command=dataset.restore_command(shown),
         playable=AV_TYPES,
         position=position,
         neighbours=neighbours,
+        choice=grid_choice(site, entry, query, [shown]),
         back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
     )
 
 
-def _measures(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
-    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset."""
+def measures_of(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
+    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset.
+
+    Args:
+        dataset: The dataset.
+        index: Number of the sample.
+    """
     data = getattr(dataset, "folder", None) or getattr(dataset, "file", None)
     try:
         return [] if data is None else measures_of_sample(data, index)
@@ -209,6 +219,15 @@ def facts(request: Request) -> Response:
     found = site.check.examine(site.scan_number(entry), shown.index)
     parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
+
+
+def more_text(request: Request) -> Response:
+    """Answers `.../part/P/text?start=BYTE`: what follows on the page, and where the rest begins, as JSON."""
+    entry, shown, part = part_of(request)
+    given = request.query_params.get("start", "")
+    start = int(given) if given.isdecimal() and len(given) < 17 else 0
+    text, rest = more_of_part(entry.opened, shown, part, min(start, part.size))
+    return JSONResponse({"text": text, "rest": rest}, headers={"content-security-policy": DATA_POLICY})
 
 
 def _encoded(request: Request) -> EncodedViews:

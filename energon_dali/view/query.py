@@ -128,6 +128,12 @@ class GridQuery:
     """Number of the page, from 1."""
     page_size: int = DEFAULT_PAGE_SIZE
     """Samples of a page."""
+    sort: str = ""
+    """Fact by which samples are sorted, as `sort_keys` names it, after a hyphen for the largest first; "" does not."""
+    tag: str = ""
+    """Tag that the samples have; "" takes all."""
+    chosen: bool = False
+    """Whether only samples are shown that the user chose."""
 
     @property
     def start(self) -> int:
@@ -138,6 +144,7 @@ class GridQuery:
         """Returns the conditions as an address has them; what is not given is left out."""
         values: dict[str, Any] = {"split": self.split, "shard": self.shard}
         values |= {name: getattr(self.wanted, name) for name in FILTER_FIELDS}
+        values |= {"tag": self.tag, "chosen": self.chosen or None, "sort": self.sort}
         found = {name: _written(value) for name, value in values.items() if value not in (None, "")}
         if self.page_size != DEFAULT_PAGE_SIZE:
             found["size"] = str(self.page_size)
@@ -190,6 +197,9 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
         SampleFilter(**values),
         max(1, page),
         size if size in PAGE_SIZES else DEFAULT_PAGE_SIZE,
+        given.get("sort", "").strip()[:_MAX_TEXT],
+        given.get("tag", "").strip()[:_MAX_TEXT],
+        given.get("chosen", "") == "1",
     )
     return query, wrong
 
@@ -197,8 +207,10 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
 def describe(query: GridQuery) -> Iterable[tuple[str, str]]:
     """Yields (name, value) of each condition, for people."""
     for name, value in query.fields().items():
-        if name != "size":
-            yield _label(name), "" if value == "1" and FILTER_FIELDS.get(name, "").startswith("bool") else value
+        if name not in ("size", "sort"):
+            kind = FILTER_FIELDS.get(name, "")
+            is_set = value == "1" and (kind.startswith("bool") or name == "chosen")
+            yield _label(name), "" if is_set else f"{float(value):g}" if kind.startswith("float") else value
 
 
 def _label(name: str) -> str:
@@ -228,7 +240,7 @@ def _written(value: Any) -> str:
         return str(int(value))
     if isinstance(value, bytes):
         return value.hex()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _whole(text: str | None) -> int | None:

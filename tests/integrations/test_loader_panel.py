@@ -34,9 +34,10 @@ def test_the_panel_shows_what_the_statistics_say() -> None:
     assert "5.0%" in rows["trainer blocked"]  # 0.5 of the 10 s after the first batch
     assert "first batch after 2.5 s" in rows["trainer blocked"]
     assert "2.0" in rows["batches per"]  # 20 in these 10 s
-    assert "75%" in rows["queue full"]
     assert "80 samples/s" in rows["read 0.4"]
     assert "0.52" in rows["in encode_sample"]  # 6.5 of 12.5 s
+    assert "6.5 s, computing 92%" in rows["in encode_sample"]
+    assert "0.06" in rows["waiting for"]
     assert "dali-cpu 97, pil 900" in rows["decoded by"]
     assert "75.0%" in rows["blend /data/a"]
     assert "encode_sample 5, filter 2" in rows["samples skipped"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-Arithmetic = Literal["pil", "torch"]
+Arithmetic = Literal["pil", "torch", "bfloat16"]
 _CHUNK_VALUES = 1 << 17
 """Values that are converted at a time: their float32 stay in a core's cache."""
 
@@ -33,7 +33,8 @@ class PixelValues:
     """Likewise."""
     arithmetic: Arithmetic = "pil"
     """Order of the steps: "pil" as transformers' PIL backend (rescale in float64, round to float32, subtract, divide),
-    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division)."""
+    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division),
+    "bfloat16" as Llama 4's processor (rescale, subtract, divide, each rounded to bfloat16)."""
 
     def table(self, channels: int = 3) -> NDArray[np.float32]:
         """Returns the value of each byte: float32[channels, 256]. Shared: do not change it."""
@@ -178,6 +179,8 @@ def _largest(values: PixelValues) -> float:
 
 @lru_cache(maxsize=64)
 def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    if values.arithmetic == "bfloat16":
+        return _bfloat16_table(values, channels)
     levels = np.arange(256)[None].repeat(channels, 0)
     if values.mean is None or values.std is None:
         if values.rescale is None:
@@ -196,6 +199,22 @@ def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
         else:
             scaled = levels.astype(np.float64) if values.rescale is None else levels * np.float64(values.rescale)
             result = (scaled.astype(np.float32) - mean) / std
+    result.setflags(write=False)
+    return np.asarray(result, np.float32)
+
+
+def _bfloat16_table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    import torch
+
+    def column(numbers: tuple[float, ...]) -> torch.Tensor:
+        return torch.from_numpy(_channels(numbers, channels)).to(torch.bfloat16)[:, None]
+
+    levels = torch.arange(256).repeat(channels, 1).to(torch.bfloat16)
+    if values.rescale is not None:
+        levels = levels * values.rescale
+    if values.mean is not None and values.std is not None:
+        levels = (levels - column(values.mean)) / column(values.std)
+    result = levels.float().numpy()
     result.setflags(write=False)
     return np.asarray(result, np.float32)
 

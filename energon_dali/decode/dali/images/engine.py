@@ -29,13 +29,12 @@ from energon_dali.decode.dali.runtime.blocks import (
     FutureGroup,
     bring_to_device,
     copy_to_torch,
-    host_threads,
-    num_host_threads,
     split_block,
 )
 from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
+from energon_dali.decode.dali.runtime.host_decoding import host_threads, num_host_threads
 from energon_dali.decode.dali.runtime.pipeline import Pipeline
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels

@@ -358,6 +358,22 @@ def _current_gpu(count: int) -> int:
     return int(_of_thread.gpu)
 
 
+def likely_gpu(option: DeviceOption) -> int:
+    """Returns the ordinal of the GPU that an option will mean in this process; opens no context on it.
+
+    Args:
+        option: `video_decode_device` as the user gave it, other than "cpu".
+    """
+    if isinstance(option, int):
+        return option
+    import torch
+
+    if not getattr(_of_thread, "is_ours", False) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.current_device())
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    return int(local_rank) % max(1, torch.cuda.device_count()) if local_rank.isdigit() else 0
+
+
 def _mark_fork() -> None:
     _process["forked from one that does"] |= _process["uses gpu"]
 

@@ -19,9 +19,9 @@ from PIL import Image
 from energon_dali import FrontEnd, SampleDecoder
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.decode.dali import close_engines, dispatch
-from energon_dali.decode.dali.dispatch import DecodedHandle
 from energon_dali.decode.dali.images import codecs, engine
 from energon_dali.decode.dali.images.dali_reader import DaliReader, ReaderRow
+from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.errors import ConfigError, DecodeError, DeviceFailedError
 from tests.decode.sample_images import sample_images
