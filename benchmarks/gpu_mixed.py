@@ -80,7 +80,7 @@ def workloads(device: Device) -> tuple[Workload, ...]:
             webp,
             (Bar(of=BLOCK, to=CEILING, at_least=wanted), Bar(of=BLOCK, to=WORKERS_ONLY, at_least=least)),
         ),
-        front_ends(device, "webp-qwen2-vl", "qwen2-vl", "70 % JPEG and 30 % WebP to Qwen2-VL: patches", WEBP),
+        front_ends(device, "webp-qwen2-vl", "qwen2-vl", "70 % JPEG and 30 % WebP to Qwen2-VL: patches", WEBP, CORES),
         _workload(
             device,
             "copies",

@@ -12,8 +12,8 @@ from energon_dali import SampleDecoder
 from energon_dali.decode import Decoded
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.runtime import device as devices
-from energon_dali.decode.dali.video import nvdec
 from energon_dali.decode.pyav import stage_clips
+from energon_dali.decode.video_backends import nvdec
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.gpu.where import Where
 
