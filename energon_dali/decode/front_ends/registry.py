@@ -20,6 +20,7 @@ from energon_dali.decode.front_ends.idefics2 import Idefics2
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.internvl import AyaVision, GotOcr2, InternVL
+from energon_dali.decode.front_ends.lfm2_vl import Lfm2VL
 from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
@@ -35,6 +36,7 @@ from energon_dali.decode.front_ends.patch_relatives import (
     VideoLlama3,
 )
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
+from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -84,6 +86,8 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Ovis2,
     PerceptionLM,
     Llama4,
+    Phi4Multimodal,
+    Lfm2VL,
     LlavaNext,
     LlavaOnevision,
     Mllama,

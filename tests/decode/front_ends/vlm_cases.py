@@ -363,6 +363,57 @@ def drawn_lighton_ocr(draw: random.Random) -> Any:
     )
 
 
+def phi4_multimodal(**values: Any) -> Any:
+    """Returns the processor of Phi-4 multimodal, without that of audio."""
+    inner = torchvision_processor("phi4_multimodal", "Phi4MultimodalImageProcessor", **values)
+    names = {"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"}
+    return processor_class("phi4_multimodal", "Phi4MultimodalProcessor")(inner, None, tokenizer(**names))
+
+
+def drawn_phi4_multimodal(draw: random.Random) -> Any:
+    patch = draw.choice((4, 7))
+    side = patch * draw.randrange(3, 12)
+    return phi4_multimodal(
+        size={"height": side, "width": side},
+        patch_size=patch,
+        dynamic_hd=draw.randrange(1, 40),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def lfm2_vl(**values: Any) -> Any:
+    """Returns the processor of LFM2-VL."""
+    inner = torchvision_processor("lfm2_vl", "Lfm2VlImageProcessor", **{"do_convert_rgb": True, **values})
+    return processor_class("lfm2_vl", "Lfm2VlProcessor")(inner, tokenizer("<image>"))
+
+
+def drawn_lfm2_vl(draw: random.Random) -> Any:
+    patch, fewest = draw.choice((4, 8)), draw.randrange(1, 12)
+    tokens = draw.randrange(4, 40)
+    return lfm2_vl(
+        encoder_patch_size=patch,
+        tile_size=patch * 2 * draw.randrange(3, 8),
+        downsample_factor=draw.choice((1, 2)),
+        do_image_splitting=draw.random() < 0.9,
+        min_tiles=fewest,
+        max_tiles=fewest + draw.randrange(6),
+        use_thumbnail=draw.random() < 0.8,
+        min_image_tokens=tokens,
+        max_image_tokens=tokens + draw.randrange(20, 200),
+        max_pixels_tolerance=draw.choice((0.5, 1.0, 2.0)),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def lfm2_texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
+    """Returns the texts of images of LFM2-VL, with its markers."""
+    own = {"use_image_special_tokens": True}
+    sizes = made["image_sizes"].tolist()
+    return [processor.replace_image_token({**made, "image_sizes": sizes}, number, **own) for number in range(count)]
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -475,5 +526,25 @@ CASES = (
         own_tokens,
         run,
         texts=texts,
+    ),
+    Case(
+        "Phi-4 multimodal",
+        drawn_phi4_multimodal,
+        phi4_multimodal,
+        None,
+        run,
+        texts=texts,
+        torchvision=True,
+        largest_ratio=200,
+    ),
+    Case(
+        "LFM2-VL",
+        drawn_lfm2_vl,
+        lfm2_vl,
+        None,
+        run,
+        lambda processor: {"returns_rows": True},
+        texts=lfm2_texts,
+        torchvision=True,
     ),
 )
