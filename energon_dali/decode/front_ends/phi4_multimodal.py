@@ -53,7 +53,7 @@ class Phi4Multimodal(FrontEnd):
         super().__post_init__()
         if self.dtype == "uint8":
             raise ConfigError(
-                'Phi4Multimodal(dtype="uint8") is invalid: the thumbnail is interpolated from normalised values, so that '
+                'Phi4Multimodal(dtype="uint8") is invalid: the thumbnail is interpolated from normalised values, so '
                 'there are no bytes of it. Give dtype="float32", "bfloat16" or "float16".'
             )
 

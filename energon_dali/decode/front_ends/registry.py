@@ -25,6 +25,7 @@ from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.ovis2 import Ovis2
 from energon_dali.decode.front_ends.patch_relatives import (
     Cosmos3Edge,
@@ -88,6 +89,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Llama4,
     Phi4Multimodal,
     Lfm2VL,
+    Molmo2,
     LlavaNext,
     LlavaOnevision,
     Mllama,

@@ -414,6 +414,28 @@ def lfm2_texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
     return [processor.replace_image_token({**made, "image_sizes": sizes}, number, **own) for number in range(count)]
 
 
+def molmo2(**values: Any) -> Any:
+    """Returns the processor of Molmo 2, without that of videos."""
+    inner = torchvision_processor("molmo2", "Molmo2ImageProcessor", **values)
+    special = ("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>")
+    words = tokenizer(*special, image_token="<|image|>", video_token="<|video|>")
+    return processor_class("molmo2", "Molmo2Processor")(inner, None, words)
+
+
+def drawn_molmo2(draw: random.Random) -> Any:
+    patch, margins = draw.choice((4, 7)), [draw.randrange(3), draw.randrange(3)]
+    side = patch * (sum(margins) + draw.randrange(1, 8))
+    return molmo2(
+        size={"height": side, "width": side},
+        patch_size=patch,
+        max_crops=draw.randrange(1, 12),
+        overlap_margins=margins,
+        pooling_size=[draw.randrange(1, 4), draw.randrange(1, 4)],
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -547,4 +569,5 @@ CASES = (
         texts=lfm2_texts,
         torchvision=True,
     ),
+    Case("Molmo 2", drawn_molmo2, molmo2, own_tokens, run, texts=texts, torchvision=True),
 )
