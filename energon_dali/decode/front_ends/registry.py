@@ -23,6 +23,7 @@ from energon_dali.decode.front_ends.processor_config import ProcessorConfig, rea
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
+from energon_dali.decode.front_ends.resized import Resized
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
@@ -51,6 +52,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     LlavaOnevision,
     Mllama,
     Pixtral,
+    Resized,
     Siglip2,
 )
 
@@ -84,9 +86,9 @@ def make_front_end(
             if config.video_token_id is not None and issubclass(family, VideoFrontEnd):
                 fields.setdefault("video_token_id", config.video_token_id)
             if dtype is None:
-                values = front_end.values
-                converts = values.rescale is not None or values.mean is not None
-                dtype = "float32" if converts or config.arithmetic in family.float_backends else "uint8"
+                dtype = (
+                    "float32" if front_end.values.converts or config.arithmetic in family.float_backends else "uint8"
+                )
             return front_end.with_fields(dtype=dtype, resampling=resampling or config.arithmetic, **fields)
     known = ", ".join(sorted(name for family in families for name in family.processors))
     if not config.type_name:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.decode.front_ends import mixed_cases, tile_cases
+from tests.decode.front_ends import mixed_cases, tile_cases, vision_cases
 from tests.decode.front_ends.comparison import Tokens
 
 
@@ -179,6 +179,16 @@ CASES = (
             slow=True,
         )
         for name, where in mixed_cases.FIXED_SIZES.items()
+    ),
+    *(
+        Case(
+            name,
+            vision_cases.drawn_resized(*where),
+            vision_cases.published_resized(*where),
+            largest_ratio=30,
+            slow=True,
+        )
+        for name, where in vision_cases.RESIZED.items()
     ),
     Case("Gemma 3", mixed_cases.drawn_gemma3, mixed_cases.published_gemma3, mixed_cases.gemma3_tokens),
     Case(
