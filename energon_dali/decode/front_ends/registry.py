@@ -17,6 +17,7 @@ from energon_dali.decode.front_ends.internvl import InternVL
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.padded_batch import PaddedBatch
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -51,6 +52,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     LlavaNext,
     LlavaOnevision,
     Mllama,
+    PaddedBatch,
     Pixtral,
     Resized,
     Siglip2,

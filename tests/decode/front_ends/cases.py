@@ -190,6 +190,16 @@ CASES = (
         )
         for name, where in vision_cases.RESIZED.items()
     ),
+    *(
+        Case(
+            name,
+            vision_cases.drawn_padded(*where),
+            vision_cases.published_padded(*where),
+            largest_ratio=30,
+            slow=True,
+        )
+        for name, where in vision_cases.PADDED.items()
+    ),
     Case("Gemma 3", mixed_cases.drawn_gemma3, mixed_cases.published_gemma3, mixed_cases.gemma3_tokens),
     Case(
         "Idefics3",

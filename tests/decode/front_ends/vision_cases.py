@@ -103,3 +103,54 @@ def drawn_resized(module: str, name: str) -> Callable[[random.Random], Any]:
         return processor_class(module, name)(**{**options, **_own_options(draw, module)})
 
     return make
+
+
+PADDED = {
+    "BridgeTower": ("bridgetower", "BridgeTowerImageProcessor"),
+    "Conditional DETR": ("conditional_detr", "ConditionalDetrImageProcessor"),
+    "Deformable DETR": ("deformable_detr", "DeformableDetrImageProcessor"),
+    "DETR": ("detr", "DetrImageProcessor"),
+    "Grounding DINO": ("grounding_dino", "GroundingDinoImageProcessor"),
+    "Mask2Former": ("mask2former", "Mask2FormerImageProcessor"),
+    "MaskFormer": ("maskformer", "MaskFormerImageProcessor"),
+    "OneFormer": ("oneformer", "OneFormerImageProcessor"),
+    "RT-DETR": ("rt_detr", "RTDetrImageProcessor"),
+    "ViLT": ("vilt", "ViltImageProcessor"),
+    "YOLOS": ("yolos", "YolosImageProcessor"),
+}
+"""Processors that pad the images of a batch."""
+_WITH_TEXT = ("bridgetower", "vilt")
+_MASKERS = ("mask2former", "maskformer")
+
+
+def published_padded(module: str, name: str) -> Callable[[], Any]:
+    return lambda: processor_class(module, name)(do_convert_rgb=True)
+
+
+def drawn_padded(module: str, name: str) -> Callable[[random.Random], Any]:
+    def make(draw: random.Random) -> Any:
+        converts = draw.choice((True, True, None))
+        edge = draw.randrange(8, 120)
+        size = drawn_size(draw, most=150)
+        while size.keys() == {"shortest_edge"} and module != "oneformer":
+            size = drawn_size(draw, most=150)
+        options: dict[str, Any] = {
+            "size": {"shortest_edge": edge} if module in _WITH_TEXT else size,
+            "crop_size": {"shortest_edge": draw.randrange(8, 150)} if module in _WITH_TEXT else _sides(draw),
+            "do_center_crop": draw.random() < 0.5,
+            "do_convert_rgb": converts,
+            "do_resize": draw.random() < 0.9,
+            "do_rescale": draw.random() < 0.9,
+            "do_normalize": not converts or draw.random() < 0.9,
+            "do_pad": draw.random() < 0.8,
+            "resample": draw.randrange(6),
+        }
+        if module in _WITH_TEXT or module in _MASKERS:
+            options["size_divisor"] = draw.choice((1, 8, 32))
+        if module not in _WITH_TEXT and module != "oneformer" and draw.random() < 0.2:
+            options["pad_size"] = {"height": draw.randrange(100, 900), "width": draw.randrange(100, 900)}
+        if (module in _MASKERS and draw.random() < 0.2) or (module in ("detr", "yolos") and draw.random() < 0.2):
+            options.update(size=edge, max_size=edge + draw.randrange(100))
+        return processor_class(module, name)(**options)
+
+    return make
