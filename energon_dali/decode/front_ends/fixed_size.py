@@ -43,6 +43,8 @@ class _Default:
     """Whether a size of one number is height and width; if not, it is the shortest edge."""
     crops: bool | None = None
     """Whether it crops; None: if there is a size for it."""
+    factor: float = 1 / 255
+    """Of each byte ("rescale_factor")."""
 
 
 _SHORTEST_224 = {"shortest_edge": 224}
@@ -54,6 +56,16 @@ _DEFAULTS = {
     "CLIPImageProcessor": _Default(_SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False),
     "ChineseCLIPImageProcessor": _Default(
         _SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False
+    ),
+    "ChameleonImageProcessor": _Default(
+        {"shortest_edge": 512},
+        (1.0,),
+        (1.0,),
+        "lanczos",
+        {"height": 512, "width": 512},
+        True,
+        square=False,
+        factor=0.0078,
     ),
     "ConvNextImageProcessor": _Default({"shortest_edge": 384}, HALF, HALF, "bicubic", square=False),
     "DeiTImageProcessor": _Default({"height": 256, "width": 256}, HALF, HALF, "bicubic", _SQUARE_224),
@@ -129,7 +141,9 @@ class FixedSize(FrontEnd):
             if _pair(pad_size) not in (None, final):
                 raise config.error(f"pad_size={pad_size} pads images of {final}, which is not supported")
         return cls(
-            **config.take_conversion(default.mean, default.std, default.filter, rgb=default.convert_rgb),
+            **config.take_conversion(
+                default.mean, default.std, default.filter, rgb=default.convert_rgb, factor=default.factor
+            ),
             size=pair,
             shortest_edge=shortest,
             crop=crop,

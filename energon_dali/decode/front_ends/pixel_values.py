@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-Arithmetic = Literal["pil", "torch"]
+Arithmetic = Literal["pil", "torch", "bfloat16"]
 _CHUNK_VALUES = 1 << 17
 """Values that are converted at a time: their float32 stay in a core's cache."""
 
@@ -33,7 +33,8 @@ class PixelValues:
     """Likewise."""
     arithmetic: Arithmetic = "pil"
     """Order of the steps: "pil" as transformers' PIL backend (rescale in float64, round to float32, subtract, divide),
-    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division)."""
+    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division),
+    "bfloat16" as Llama 4's processor (rescale, subtract, divide, each rounded to bfloat16)."""
     offset: float = 0.0
     """Subtracted after rescaling, where bytes become -1 to 1 (EfficientNet, ViViT). With one, "torch" has separate
     steps."""
@@ -188,6 +189,8 @@ def _largest(values: PixelValues) -> float:
 
 @lru_cache(maxsize=64)
 def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    if values.arithmetic == "bfloat16":
+        return _bfloat16_table(values, channels)
     levels = np.arange(256)[None].repeat(channels, 0)
     result = _before_division(values, levels, channels)
     if values.divisor is not None:
@@ -224,6 +227,22 @@ def _rescaled(values: PixelValues, levels: NDArray[np.int64]) -> NDArray[np.floa
         result: NDArray[np.float32] = levels.astype(np.float32) * np.float32(values.rescale)
         return result
     return (levels.astype(np.float64) * values.rescale).astype(np.float32)
+
+
+def _bfloat16_table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    import torch
+
+    def column(numbers: tuple[float, ...]) -> torch.Tensor:
+        return torch.from_numpy(_channels(numbers, channels)).to(torch.bfloat16)[:, None]
+
+    levels = torch.arange(256).repeat(channels, 1).to(torch.bfloat16)
+    if values.rescale is not None:
+        levels = levels * values.rescale
+    if values.mean is not None and values.std is not None:
+        levels = (levels - column(values.mean)) / column(values.std)
+    result = levels.float().numpy()
+    result.setflags(write=False)
+    return np.asarray(result, np.float32)
 
 
 @lru_cache(maxsize=256)

@@ -174,15 +174,15 @@ class ProcessorConfig:
         self, name: str, default: float, *, least: float = SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
     ) -> float:
         """Returns a number; the arguments and errors are those of `take_integer`."""
-        value = self.take(name, default)
-        number = finite_number(value)
-        if number is None or not least <= number <= most:
-            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
-        return number
+        return self._number(name, self.take(name, default), least, most)
 
     def outer_integer(self, name: str, default: int, *, least: int = 0, most: int = LARGEST_COUNT) -> int:
         """Returns a whole number of the processor around it; the arguments and errors are those of `take_integer`."""
         return self._integer(name, self.outer.get(name, default), least, most)
+
+    def outer_number(self, name: str, default: float, *, least: float, most: float) -> float:
+        """Returns a number of the processor around it; the arguments and errors are those of `take_integer`."""
+        return self._number(name, self.outer.get(name, default), least, most)
 
     def outer_text(self, name: str, default: str) -> str:
         """Returns a text of the processor around it, such as a token.
@@ -273,6 +273,7 @@ class ProcessorConfig:
         std: tuple[float, ...],
         rescale: bool = True,
         normalize: bool = True,
+        factor: float = 1 / 255,
     ) -> PixelValues:
         """Returns what the processor makes of a byte: do_rescale, rescale_factor, do_normalize, image_mean, image_std.
 
@@ -281,11 +282,12 @@ class ProcessorConfig:
             std: Default of image_std.
             rescale: Default of do_rescale.
             normalize: Default of do_normalize.
+            factor: Default of rescale_factor.
 
         Raises:
             ConfigError: A value is not a number within its range, or there are not one or three of them.
         """
-        factor = self.take_number("rescale_factor", 1 / 255)
+        factor = self.take_number("rescale_factor", factor)
         does_rescale, does_normalize = self.take_flag("do_rescale", rescale), self.take_flag("do_normalize", normalize)
         given_mean = self.take_triple("image_mean", mean, least=-_LARGEST_FACTOR)
         given_std = self.take_triple("image_std", std, least=SMALLEST_FACTOR)
@@ -318,7 +320,14 @@ class ProcessorConfig:
         return red, green, blue
 
     def take_conversion(
-        self, mean: tuple[float, ...], std: tuple[float, ...], kind: Filter, *, rgb: bool | None = True
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        kind: Filter,
+        *,
+        rgb: bool | None = True,
+        normalize: bool = True,
+        factor: float = 1 / 255,
     ) -> dict[str, Any]:
         """Returns the fields values, filter and convert_rgb of a front end.
 
@@ -327,11 +336,14 @@ class ProcessorConfig:
             std: Default of image_std.
             kind: Default of resample.
             rgb: Default of do_convert_rgb; None leaves the field out, for videos.
+            normalize: Default of do_normalize.
+            factor: Default of rescale_factor.
 
         Raises:
             ConfigError: A value is not supported.
         """
-        fields: dict[str, Any] = {"values": self.take_values(mean=mean, std=std), "filter": self.take_filter(kind)}
+        values = self.take_values(mean=mean, std=std, normalize=normalize, factor=factor)
+        fields: dict[str, Any] = {"values": values, "filter": self.take_filter(kind)}
         return fields if rgb is None else {**fields, "convert_rgb": self.take_flag("do_convert_rgb", rgb)}
 
     def take_texts(self, front_end: type, *names: str) -> dict[str, Any]:
@@ -388,6 +400,12 @@ class ProcessorConfig:
         if not is_integer(value) or not least <= value <= most:
             raise self.invalid(name, value, f"a whole number between {least:,} and {most:,}")
         return int(value)
+
+    def _number(self, name: str, value: Any, least: float, most: float) -> float:
+        number = finite_number(value)
+        if number is None or not least <= number <= most:
+            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
+        return number
 
     def require(self, name: str, expected: Any, why: str) -> None:
         """Takes a value that must be as expected, or absent.

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from tests.decode.front_ends.case import Case
 from tests.decode.front_ends.mixed_cases import processor_class
 
 RESIZED = {
@@ -154,3 +155,15 @@ def drawn_padded(module: str, name: str) -> Callable[[random.Random], Any]:
         return processor_class(module, name)(**options)
 
     return make
+
+
+CASES = (
+    *(
+        Case(name, drawn_resized(*where), published_resized(*where), largest_ratio=30, slow=True)
+        for name, where in RESIZED.items()
+    ),
+    *(
+        Case(name, drawn_padded(*where), published_padded(*where), largest_ratio=30, slow=True)
+        for name, where in PADDED.items()
+    ),
+)
