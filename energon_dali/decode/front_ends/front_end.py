@@ -264,8 +264,7 @@ class FrontEnd(ABC):
 
     def own_dtype(self) -> ImageDtype:
         """Returns the dtype of the values that the processor returns."""
-        converts = self.values.rescale is not None or self.values.mean is not None
-        return "float32" if converts or self.values.arithmetic in self.float_backends else "uint8"
+        return "float32" if self.values.converts or self.values.arithmetic in self.float_backends else "uint8"
 
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""

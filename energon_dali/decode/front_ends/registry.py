@@ -27,6 +27,7 @@ from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.ovis2 import Ovis2
+from energon_dali.decode.front_ends.padded_batch import PaddedBatch
 from energon_dali.decode.front_ends.patch_relatives import (
     Cosmos3Edge,
     Ernie45VL,
@@ -44,6 +45,7 @@ from energon_dali.decode.front_ends.processor_config import ProcessorConfig, rea
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
+from energon_dali.decode.front_ends.resized import Resized
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
@@ -93,8 +95,10 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     LlavaNext,
     LlavaOnevision,
     Mllama,
+    PaddedBatch,
     Pixtral,
     LightOnOcr,
+    Resized,
     Siglip2,
 )
 

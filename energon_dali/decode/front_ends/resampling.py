@@ -187,7 +187,7 @@ def _resized_by_torch(pixels: torch.Tensor, height: int, width: int, filter: str
         return _resized_by_torch(pixels[None], height, width, filter)[0]
     batch = pixels
     if filter == "nearest":
-        return interpolate(batch, size=(height, width), mode="nearest")
+        return interpolate(batch, size=(height, width), mode="nearest-exact")  # as transformers does
     if not pixels.is_cuda:
         if height == width == 1:  # torch fails an internal assertion if the result is one pixel of separate planes
             batch = batch.contiguous(memory_format=torch.channels_last)
