@@ -1,7 +1,8 @@
 """What the thread of a pipeline works on now, and how long each of its stages took.
 
 At any time a thread is in one stage, so the times of its stages add up to the whole: what a stage takes does not count
-for the one around it. Other threads read what it works on while that lasts.
+for the one around it. Other threads read what it works on while that lasts. There is no lock, which would cost more
+than the rest: a change between two stages is a few attributes without a call, and CPython changes threads at calls.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class StageClock:
         """
         work = self._work
         outer = work.clock
-        work.entered = now = work.now()
+        now = work.now()
         outer.seconds += now - work.since
-        if now >= work.cpu_due:
-            work.read_cpu(outer, now)
+        work.since = now
         work.clock = self
         work.subject = subject
-        work.since = now
+        if now >= work.cpu_due:
+            work.read_cpu(outer, now)
         return outer
 
     def end(self, outer: StageClock) -> None:
@@ -66,13 +67,13 @@ class StageClock:
             outer: What `begin` returned.
         """
         work = self._work
-        work.entered = now = work.now()
+        now = work.now()
         self.seconds += now - work.since
-        if now >= work.cpu_due:
-            work.read_cpu(self, now)
+        work.since = now
         work.clock = outer
         work.subject = None
-        work.since = now
+        if now >= work.cpu_due:
+            work.read_cpu(self, now)
 
     def count_since(self, began: float) -> None:
         """Counts the time until now for the stage: the thread was in none, and began it elsewhere, as processes do.
@@ -110,7 +111,6 @@ class Work:
         "_waited_before",
         "clock",
         "cpu_due",
-        "entered",
         "now",
         "since",
         "subject",
@@ -128,9 +128,8 @@ class Work:
         """The stage that the thread is in."""
         self.subject: object = None
         """What it works on there."""
-        self.since = self.entered = now()
-        """When it entered the stage. `entered` is written before everything else changes, and `since` after it: while
-        they differ, the rest must not be read."""
+        self.since = now()
+        """When it entered the stage."""
         self.cpu_due = 0.0
         """When the processor time is to be read next."""
         self._cpu = 0.0
@@ -171,9 +170,8 @@ class Work:
             seconds = {one.name: one.seconds for one in clocks}
             cpu_seconds = {one.name: one.cpu_seconds for one in clocks}
             cpu_read, thread = self._cpu, self._thread
-            if self.entered is since:
+            if self.since is since:  # else the thread went on meanwhile
                 break
-            time.sleep(0)  # the thread was interrupted between two stages
         computed, waited = _scheduled(thread)
         if clock.name != IDLE:
             passed = max(0.0, now - since)
