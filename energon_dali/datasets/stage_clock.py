@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, NamedTuple
 
+from energon_dali.samples.base import SourceInfo
+
 _CPU_SECONDS = 0.0005
 """How often the processor time of the thread is read at most: reading it takes 0.3 us, more than many a hook."""
 _MOST_TRIES = 20
@@ -32,11 +34,13 @@ class StageClock:
         name: Name of the stage.
     """
 
-    __slots__ = ("_work", "cpu_seconds", "name", "seconds")
+    __slots__ = ("_work", "cpu_seconds", "is_hook", "name", "seconds")
 
     def __init__(self, work: Work, name: str) -> None:
         self._work = work
         self.name = name
+        self.is_hook = False
+        """Whether it is a hook of the user's."""
         self.seconds = 0.0
         """Time in the stage until the thread left it last."""
         self.cpu_seconds = 0.0
@@ -111,6 +115,7 @@ class Work:
         "_waited_before",
         "clock",
         "cpu_due",
+        "idle",
         "now",
         "since",
         "subject",
@@ -124,8 +129,8 @@ class Work:
         self.now = now
         self._new_clock = new_clock
         self._clocks: dict[str, StageClock] = {}
-        self.clock = StageClock(self, IDLE)
-        """The stage that the thread is in."""
+        self.idle = self.clock = StageClock(self, IDLE)
+        """The stage that the thread is in; at first `idle`."""
         self.subject: object = None
         """What it works on there."""
         self.since = now()
@@ -143,6 +148,11 @@ class Work:
         if clock is None:
             clock = self._clocks.setdefault(name, self._new_clock(self, name))
         return clock
+
+    @property
+    def hooks(self) -> list[str]:
+        """Names of the stages that are hooks of the user's."""
+        return [clock.name for clock in list(self._clocks.values()) if clock.is_hook]
 
     def read_cpu(self, clock: StageClock, now: float) -> None:
         """Counts the processor time since it was last read for the stage that is being left.
@@ -204,7 +214,10 @@ def describe_subject(subject: Any) -> str:
             return (subject or "")[:_MOST_TEXT]
         if isinstance(subject, MethodType):
             return str(subject())[:_MOST_TEXT]
-        key, sources = key_of(subject), sources_of(subject)
+        if isinstance(subject, SourceInfo):
+            key, sources = "".join(subject.file_names[:1]), (subject,)
+        else:
+            key, sources = key_of(subject), sources_of(subject)
         folder = os.path.basename(str(sources[0].dataset_path).rstrip("/")) if sources else ""
         return "/".join(filter(None, (folder, key)))[:_MOST_TEXT]
     except Exception:  # of a user's class, or because the thread goes on meanwhile

@@ -222,7 +222,7 @@ class ProcessGroup(ABC):
                     member.started(launch(self._method, theirs, pipe, task))
                 on_failure.pop_all()
             self._members.append(member)
-            report = WorkReport(task.process_name, started, "start", started, "", {}, {}, 0.0)
+            report = WorkReport(task.process_name, started, "start", started, "", {}, {}, 0.0, [])
             self._board.write(task.board_region, report)
             for descriptor in member.descriptors:
                 self._poll.register(descriptor, select.POLLIN)
