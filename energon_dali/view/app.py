@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
-from energon_dali.view import choosing, comparison, pages
+from energon_dali.view import choosing, comparison, pages, run_pages
 from energon_dali.view.content import send_part
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
@@ -48,6 +48,7 @@ def create_app(site: Site, token: str) -> Guard:
         yield
         await run_in_threadpool(site.close)
 
+    runs = Lane(1)
     checks, encodings, pictures, queries = Lane(1), Lane(1), Lane(max(2, os.cpu_count() or 1)), Lane(4)
     routes = [
         Route("/", pages.home),
@@ -64,6 +65,8 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/mixture", queries(pages.mixture)),
         Route("/mixture/shares", queries(pages.mixture_shares)),
         Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),
+        Route("/run", runs(run_pages.run)),
+        Route("/run/step/{step:int}", runs(run_pages.step)),
         Route("/encoder", encodings(pages.encoded_batch)),
         Route("/encoder/reload", pages.reload_encoder, methods=["POST"]),
         Route("/encoder/image/{view}/{number:int}", pages.encoded_image),
