@@ -55,6 +55,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/data/{dataset:int}/find", pages.find),
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
+        Route("/blend", queries(pages.blend)),
         Route("/mixture", queries(pages.mixture)),
         Route("/mixture/shares", queries(pages.mixture_shares)),
         Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),

@@ -12,6 +12,7 @@ import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.content import show_bytes
+from energon_dali.view.blended import BlendedSamples
 from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.encoded import EncodedViews
@@ -70,6 +71,8 @@ class Site:
         if options.encoder:
             load_encoder(options.encoder)  # raises for a mistake now, and not on the page
             self.encoded = EncodedViews(replace(options, path=self.catalog.path))
+        self.blended = BlendedSamples(self.catalog, **allowed)
+        """The samples of the blends of a metadataset, as one list each."""
         self._searches = SearchCache()
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
