@@ -6,6 +6,7 @@ mixture of a metadataset.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from energon_dali.errors import DatasetError, StorageError
+from energon_dali.errors import DatasetError, EnergonDaliError, StorageError
 from energon_dali.shards.measures.places import measures_of_sample
 from energon_dali.view.blended import DEFAULT_SAMPLES_PER_STEP, read_blend_query
 from energon_dali.view.catalog import CatalogEntry
@@ -254,6 +255,19 @@ def facts(request: Request) -> Response:
     found = site.check.examine(site.scan_number(entry), shown.index)
     parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
+
+
+def pixel(request: Request) -> Response:
+    """Answers `.../part/P/pixel?x=X&y=Y`: what an image stores at a place, 0 to 1 from its edges, as JSON."""
+    entry, shown, part = part_of(request)
+    try:
+        x, y = (float(request.query_params.get(name, "0")) for name in ("x", "y"))
+        if not (math.isfinite(x) and math.isfinite(y)):
+            raise ValueError("not a place")
+        found = site_of(request).pixels.at(entry.opened, (shown, part), x, y)
+    except (EnergonDaliError, OSError, ValueError) as error:
+        return JSONResponse({"error": str(error)[:500]}, 422)
+    return JSONResponse(found)
 
 
 def more_text(request: Request) -> Response:

@@ -22,6 +22,7 @@ from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import ScanPages, Search, SearchCache, Selection, index_answers
+from energon_dali.view.thumbnail import StoredPixels
 from energon_dali.view.viewed_sample import Rows
 
 STATIC = Path(__file__).parent / "static"
@@ -66,6 +67,8 @@ class Site:
         self.scan = Scan(sources, folder=scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
+        self.pixels = StoredPixels()
+        """Single pixels of images."""
         self.encoded: EncodedViews | None = None
         """What the task encoder makes of samples; None without one."""
         if options.encoder:
