@@ -16,6 +16,7 @@ from energon_dali.shards.documents.content import show_bytes
 from energon_dali.shards.sample_keys import find_all_samples
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.subset_file import read_subset_file
+from energon_dali.view.blended import BlendedSamples
 from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
 from energon_dali.view.chosen import ChosenSamples, Tags, rows_among
 from energon_dali.view.dataset import JsonlDataset, ViewedDataset
@@ -29,6 +30,7 @@ from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import ScanPages, Search, SearchCache, Selection, index_answers
 from energon_dali.view.sort_keys import SortKey, sort_keys, values_of
 from energon_dali.view.sorted_samples import SortedSamples
+from energon_dali.view.thumbnail import StoredPixels
 from energon_dali.view.viewed_sample import Rows
 
 _SORT_KEYS_SECONDS = 30.0
@@ -77,11 +79,15 @@ class Site:
         self.scan = Scan(sources, folder=scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
+        self.pixels = StoredPixels()
+        """Single pixels of images."""
         self.encoded: EncodedViews | None = None
         """What the task encoder makes of samples; None without one."""
         if options.encoder:
             load_encoder(options.encoder)  # raises for a mistake now, and not on the page
             self.encoded = EncodedViews(replace(options, path=self.catalog.path))
+        self.blended = BlendedSamples(self.catalog, **allowed)
+        """The samples of the blends of a metadataset, as one list each."""
         self._searches = SearchCache()
         self._chosen = {entry.number: ChosenSamples() for entry in opened}
         self._tags = {entry.number: Tags(entry.opened) for entry in opened}

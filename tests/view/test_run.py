@@ -81,7 +81,7 @@ def test_a_step_has_what_each_rank_received(run: SavedRun, server: PageServer) -
         for (number, rank, part), keys in run.received.items():
             if number == step:
                 assert found[f"Rank {rank}, micro-batch {part}"] == keys
-    assert "in place of a sample that failed" in "".join(server.ask(f"/run/step/{step}").text for step in range(STEPS))
+    assert "in place of one that failed" in "".join(server.ask(f"/run/step/{step}").text for step in range(STEPS))
 
 
 def test_a_failed_sample_is_named_next_to_its_spare(run: SavedRun, server: PageServer) -> None:
