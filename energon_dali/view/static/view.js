@@ -56,7 +56,9 @@ function takeFocus() {
   const cards = document.querySelectorAll(".card");
   const target = same[0] || (wanted.selector.includes("data-sample") && cards[wanted.isLast ? cards.length - 1 : 0]);
   // At the first and the last page, one of the two ways is no link.
-  (target || (wanted.selector.startsWith("a[rel") && document.querySelector('a[rel="prev"], a[rel="next"]')))?.focus();
+  const isWay = wanted.selector.startsWith("a[rel");
+  const other = isWay ? document.querySelector('a[rel="prev"], a[rel="next"]') : null;
+  (target || other)?.focus();
 }
 
 addEventListener("pagehide", () => {
@@ -137,7 +139,7 @@ function focusOn(id) {
   return true;
 }
 
-const isGrid = document.body.dataset.page === "grid";
+const isGrid = ["grid", "blend"].includes(document.body.dataset.page);
 const KEYS = {
   ArrowLeft: () => (isGrid ? moveInGrid(-1, 0) : follow("prev")),
   ArrowRight: () => (isGrid ? moveInGrid(1, 0) : follow("next")),
@@ -156,7 +158,8 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("shortcuts").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && event.target.blur) event.target.blur();
   if (event.target.closest("input, select, textarea, video, audio")) return;
   const action = KEYS[event.key];
