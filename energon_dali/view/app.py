@@ -53,6 +53,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
+        Route("/data/{dataset:int}/facets", queries(pages.facets)),
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
         Route("/blend", queries(pages.blend)),

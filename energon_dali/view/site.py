@@ -84,6 +84,11 @@ class Site:
         """Returns the number that the scan has for a dataset."""
         return self._scan_numbers[entry.number]
 
+    def rows(self, entry: CatalogEntry, query: GridQuery) -> Rows:
+        """Returns the samples of the split and the shards of a query; arguments and errors as in `select`."""
+        rows = entry.opened.rows(query.split or None)
+        return rows_of_shards(entry.opened, rows, query.shard) if query.shard else rows
+
     def select(self, entry: CatalogEntry, query: GridQuery) -> Selection:
         """Returns the samples that meet a query.
 
@@ -96,10 +101,7 @@ class Site:
             DatasetError: The dataset or its index is damaged.
             StorageError: A file cannot be read.
         """
-        dataset = entry.opened
-        rows = dataset.rows(query.split or None)
-        if query.shard:
-            rows = rows_of_shards(dataset, rows, query.shard)
+        dataset, rows = entry.opened, self.rows(entry, query)
         if query.wanted.is_empty:
             return rows
         if not index_answers(dataset, query.wanted):
