@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
-from energon_dali.view import pages
+from energon_dali.view import choosing, comparison, pages, run_pages
 from energon_dali.view.content import send_part
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
@@ -48,18 +48,27 @@ def create_app(site: Site, token: str) -> Guard:
         yield
         await run_in_threadpool(site.close)
 
+    runs = Lane(1)
     checks, encodings, pictures, queries = Lane(1), Lane(1), Lane(max(2, os.cpu_count() or 1)), Lane(4)
     routes = [
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
         Route("/data/{dataset:int}/facets", queries(pages.facets)),
+        Route("/data/{dataset:int}/chosen", choosing.change, methods=["POST"]),
+        Route("/data/{dataset:int}/chosen.{ending}", queries(choosing.export)),
+        Route("/data/{dataset:int}/chosen/open", choosing.open_file, methods=["POST"]),
+        Route("/data/{dataset:int}/tags", choosing.tag, methods=["POST"]),
+        Route("/data/{dataset:int}/compare", comparison.compare_chosen),
+        Route("/compare", queries(comparison.compare)),
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
         Route("/blend", queries(pages.blend)),
         Route("/mixture", queries(pages.mixture)),
         Route("/mixture/shares", queries(pages.mixture_shares)),
         Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),
+        Route("/run", runs(run_pages.run)),
+        Route("/run/step/{step:int}", runs(run_pages.step)),
         Route("/encoder", encodings(pages.encoded_batch)),
         Route("/encoder/reload", pages.reload_encoder, methods=["POST"]),
         Route("/encoder/image/{view}/{number:int}", pages.encoded_image),

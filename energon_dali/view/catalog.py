@@ -37,6 +37,14 @@ class ViewOptions:
     """Name of dataset.yaml; only for a folder."""
     split_config: str | None = None
     """Name of the split file; only for a folder."""
+    choose: str = ""
+    """File of keys whose samples are chosen; only for a single dataset."""
+    run: tuple[str, ...] = ()
+    """Saved states or debug logs of a run, or folders of them."""
+    loss: str = ""
+    """CSV file, or file or folder of TensorBoard, with the loss of the run."""
+    loss_name: str = ""
+    """Column or tag of the loss; "" finds it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from energon_dali.view.drawn_mixture import (
     steps_of_schedule,
 )
 from energon_dali.view.encoded import EncodedViews
+from energon_dali.view.grid_choice import check_query, grid_choice
 from energon_dali.view.guard import DATA_POLICY
 from energon_dali.view.json_fields import field_table, find_facets
 from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
@@ -115,6 +116,8 @@ def grid(request: Request) -> Response:
     if query.split and query.split not in dataset.split_parts:
         wrong.append(f"There is no split {query.split!r}.")
         query = read_query({**request.query_params, "split": ""})[0]
+    query, unknown = check_query(site, entry, query)
+    wrong += unknown
     selection = site.select(entry, query)
     page = selection.page(query.start, query.start + query.page_size)
     last_page = max(1, -(-page.found // query.page_size))
@@ -137,6 +140,7 @@ def grid(request: Request) -> Response:
         last_page=last_page,
         page_sizes=PAGE_SIZES,
         progress=progress,
+        choice=grid_choice(site, entry, query, samples),
         is_incomplete=page.searched < 1 and len(samples) < query.page_size and not page.error,
     )
 
@@ -158,13 +162,8 @@ def blend(request: Request) -> Response:
         own = [(n, sample) for n, sample in enumerate(samples) if found.samples[n].entry is entry]
         texts |= zip((n for n, _ in own), snippets(entry.opened, [sample for _, sample in own]), strict=True)
     shown = [(one, samples[n], texts[n]) for n, one in enumerate(found.samples)]
-    values: dict[str, Any] = {
-        "query": query,
-        "found": found,
-        "shown": shown,
-        "last_page": last_page,
-        "page_sizes": PAGE_SIZES,
-    }
+    values: dict[str, Any] = {"query": query, "found": found, "shown": shown}
+    values |= {"last_page": last_page, "page_sizes": PAGE_SIZES}
     return show(request, "blend", entry=None, **values)
 
 
@@ -172,8 +171,10 @@ def facets(request: Request) -> Response:
     """Answers `/data/N/facets`: the fields of JSON parts, and how many samples of a grid have each value, as JSON."""
     site, entry = site_of(request), entry_of(request)
     query, _ = read_query(request.query_params)
-    split = query.split if query.split in entry.opened.split_parts else ""
-    ranges = site.rows(entry, replace(query, split=split)).ranges if split or query.shard else None
+    query, _ = check_query(site, entry, query)
+    if query.split not in entry.opened.split_parts:
+        query = replace(query, split="")
+    ranges = site.rows(entry, query).ranges if query.split or query.shard or query.tag or query.chosen else None
     number = site.scan_number(entry)
     found = [
         {
@@ -219,11 +220,12 @@ def sample(request: Request) -> Response:
         sample=shown,
         parts=[show_part(dataset, shown, part) for part in media_first],
         splits=dataset.parts_of(shown.index),
-        measures=_measures(dataset, shown.index),
+        measures=measures_of(dataset, shown.index),
         command=dataset.restore_command(shown),
         playable=AV_TYPES,
         position=position,
         neighbours=neighbours,
+        choice=grid_choice(site, entry, GridQuery(), [shown]),
         back=back,
     )
 
@@ -234,7 +236,7 @@ _Place: TypeAlias = tuple[int | None, dict[str, str | None], str]
 
 def _place_in_grid(request: Request, site: Site, entry: CatalogEntry, index: int) -> _Place:
     """Returns where a sample is among those of the grid that it was reached from."""
-    query, _ = read_query(request.query_params)
+    query, _ = check_query(site, entry, read_query(request.query_params)[0])
     position = _position_of(request, site, entry, query, index)
     neighbours: dict[str, str | None] = {"previous": None, "next": None}
     if position is not None:
@@ -260,8 +262,13 @@ def _place_in_blend(request: Request, site: Site) -> _Place | None:
     return at, neighbours, query.on_page(at // query.page_size + 1).address()
 
 
-def _measures(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
-    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset."""
+def measures_of(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
+    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset.
+
+    Args:
+        dataset: The dataset.
+        index: Number of the sample.
+    """
     data = getattr(dataset, "folder", None) or getattr(dataset, "file", None)
     try:
         return [] if data is None else measures_of_sample(data, index)

@@ -131,6 +131,12 @@ class GridQuery:
     """Number of the page, from 1."""
     page_size: int = DEFAULT_PAGE_SIZE
     """Samples of a page."""
+    sort: str = ""
+    """Fact by which samples are sorted, as `sort_keys` names it, after a hyphen for the largest first; "" does not."""
+    tag: str = ""
+    """Tag that the samples have; "" takes all."""
+    chosen: bool = False
+    """Whether only samples are shown that the user chose."""
     view: str = ""
     """"table" shows the fields of JSON parts; "" shows cards."""
 
@@ -148,6 +154,7 @@ class GridQuery:
         """Returns the conditions as an address has them; what is not given is left out."""
         values: dict[str, Any] = {"split": self.split, "shard": self.shard}
         values |= {name: getattr(self.wanted, name) for name in FILTER_FIELDS}
+        values |= {"tag": self.tag, "chosen": self.chosen or None, "sort": self.sort}
         found = {name: _written(value) for name, value in values.items() if value not in (None, "")}
         if self.page_size != DEFAULT_PAGE_SIZE:
             found["size"] = str(self.page_size)
@@ -202,6 +209,9 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
         SampleFilter(**values),
         max(1, page),
         size if size in PAGE_SIZES else DEFAULT_PAGE_SIZE,
+        given.get("sort", "").strip()[:_MAX_TEXT],
+        given.get("tag", "").strip()[:_MAX_TEXT],
+        given.get("chosen", "") == "1",
         "table" if given.get("view") == "table" else "",
     )
     return query, wrong
@@ -210,9 +220,9 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
 def describe(query: GridQuery) -> Iterable[tuple[str, str]]:
     """Yields (name, value) of each condition, for people."""
     for name, value in query.fields().items():
-        if name not in ("size", "view"):
+        if name not in ("size", "view", "sort"):
             kind = FILTER_FIELDS.get(name, "")
-            is_set = value == "1" and kind.startswith("bool")
+            is_set = value == "1" and (kind.startswith("bool") or name == "chosen")
             yield _label(name), "" if is_set else f"{float(value):g}" if kind.startswith("float") else value
 
 

@@ -90,7 +90,7 @@ document.addEventListener("click", (event) => {
   if (link.target || link.hasAttribute("download") || link.getAttribute("href").startsWith("#")) return;
   startWaiting();
   if (!isByKeyboard) return;
-  const sample = document.querySelector("main [data-index]");
+  const sample = document.querySelector(".sample[data-index]");
   // Back in the grid, the sample that was looked at has the focus.
   handFocusOn(link.rel === "up" && sample ? { selector: `[data-sample="${sample.dataset.index}"]` } : focused());
 });
