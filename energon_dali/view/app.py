@@ -54,6 +54,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
+        Route("/data/{dataset:int}/facets", queries(pages.facets)),
         Route("/data/{dataset:int}/chosen", choosing.change, methods=["POST"]),
         Route("/data/{dataset:int}/chosen.{ending}", queries(choosing.export)),
         Route("/data/{dataset:int}/chosen/open", choosing.open_file, methods=["POST"]),

@@ -7,7 +7,7 @@ mixture of a metadataset.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ from energon_dali.view.drawn_mixture import (
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.grid_choice import check_query, grid_choice
 from energon_dali.view.guard import DATA_POLICY
+from energon_dali.view.json_fields import field_table, find_facets
 from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.statistics import collect_statistics, group_failures
@@ -134,7 +135,8 @@ def grid(request: Request) -> Response:
         conditions=list(describe(query)),
         wrong=wrong,
         found=page,
-        shown=list(zip(samples, snippets(dataset, samples), strict=True)),
+        shown=list(zip(samples, snippets(dataset, samples) if not query.view else [""] * len(samples), strict=True)),
+        table=field_table(dataset, samples) if query.view == "table" else None,
         last_page=last_page,
         page_sizes=PAGE_SIZES,
         progress=progress,
@@ -163,6 +165,32 @@ def blend(request: Request) -> Response:
     values: dict[str, Any] = {"query": query, "found": found, "shown": shown}
     values |= {"last_page": last_page, "page_sizes": PAGE_SIZES}
     return show(request, "blend", entry=None, **values)
+
+
+def facets(request: Request) -> Response:
+    """Answers `/data/N/facets`: the fields of JSON parts, and how many samples of a grid have each value, as JSON."""
+    site, entry = site_of(request), entry_of(request)
+    query, _ = read_query(request.query_params)
+    query, _ = check_query(site, entry, query)
+    if query.split not in entry.opened.split_parts:
+        query = replace(query, split="")
+    ranges = site.rows(entry, query).ranges if query.split or query.shard or query.tag or query.chosen else None
+    number = site.scan_number(entry)
+    found = [
+        {
+            **asdict(facet),
+            "values": [
+                {
+                    "value": str(value),
+                    "count": count,
+                    "href": f"/data/{entry.number}{query.with_field(facet.name, value).address()}",
+                }
+                for value, count in facet.values
+            ],
+        }
+        for facet in find_facets(site.scan, query.wanted, source=number, ranges=ranges)
+    ]
+    return JSONResponse({"facets": found, "share": site.scan.progress(number).share})
 
 
 def find(request: Request) -> Response:
