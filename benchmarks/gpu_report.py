@@ -69,6 +69,8 @@ def render(folder: Path, device: str) -> Iterator[str]:
     yield from _tests(folder / f"{device}-tests.xml")
     for name, report in reports.items():
         yield from _suite(name, report)
+    yield from _kernels(read_json(folder / f"{device}-kernels.json"))
+    yield from _settings(read_json(folder / f"{device}-profile.json"))
     yield from _observations(read_json(folder / f"{device}-observations.json"))
     yield from _logs(folder)
     yield "</body></html>\n"
@@ -200,11 +202,12 @@ def _rates(work: dict[str, Any]) -> str:
         if work["metric"] in one["summary"]
     }
     whole = medians.get(CEILING) or max(medians.values(), default=0.0)
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    left_out: dict[str, list[str]] = {}
     for one in work["candidates"]:
         numbers = one["summary"]
         if one["left_out"] or one["name"] not in medians:
-            rows.append((one["name"], (one["left_out"] or "not measured").splitlines()[0], "", "", "", ""))
+            left_out.setdefault((one["left_out"] or "not measured").splitlines()[0], []).append(one["name"])
             continue
         rows.append(
             (
@@ -214,6 +217,7 @@ def _rates(work: dict[str, Any]) -> str:
                 *(_number(numbers, metric) for metric in ("cpu_cores", "gpu_percent", "trainer_blocked_share")),
             )
         )
+    rows += [(", ".join(names), why, "", "", "", "") for why, names in left_out.items()]
     return _table(("candidate", "rate", "of the ceiling", "CPU cores", "GPU %", "trainer blocked"), rows)
 
 
@@ -234,6 +238,49 @@ def _bars(work: dict[str, Any]) -> str:
             )
             classes.append({True: "ok", False: "missed", None: ""}[limit["met"]])
     return _table(("ratio", "", "", "wanted", ""), rows, classes) if rows else ""
+
+
+def _kernels(report: dict[str, Any]) -> Iterator[str]:
+    """Yields each kernel next to a copy of as many bytes on the same device, and to plain PyTorch."""
+    rows: list[tuple[str, ...]] = []
+    classes = []
+    for case in report.get("cases", ()):
+        what = f"{case['operation']}, {case['variant']}: {case['shapes']}"
+        if case["error"]:
+            rows.append((what, case["error"].splitlines()[0], "", "", ""))
+            classes.append("missed")
+            continue
+        ours = case["ways"]["energon_dali"]
+        speedup = case["device_speedup"]
+        rows.append(
+            (
+                what,
+                f"{ours['device_microseconds']:.0f} us",
+                f"{ours['gigabytes_per_second']:.3g} GB/s",
+                _Html(_track(case["share_of_copy"])),
+                f"{speedup:.2f}" if speedup else "",
+            )
+        )
+        classes.append({True: "ok", False: "missed", None: ""}[case["met"]])
+    if rows:
+        yield "<h2>Stage kernels</h2>" + _table(
+            ("kernel", "", "", "of a copy", "PyTorch's time over ours"), rows, classes
+        )
+
+
+def _settings(report: dict[str, Any]) -> Iterator[str]:
+    """Yields what each setting of DALI does to the speed, next to the defaults."""
+    rows = [
+        (
+            f"{one['pictures']}: {one['factor']} = {one['value']}",
+            f"{one['images_per_s']:.0f}",
+            _Html(_track(one["ratio"], 1.0)),
+        )
+        for one in report.get("settings", ())
+    ]
+    if rows:
+        yield "<h2>Stage profile: settings of DALI</h2>"
+        yield _table(("images and setting", "images/s", "next to the defaults"), rows)
 
 
 def _observations(found: dict[str, Any]) -> Iterator[str]:

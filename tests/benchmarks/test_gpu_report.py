@@ -99,7 +99,16 @@ def folder(tmp_path: Path) -> Path:
     """What a call left behind in which a bar was missed, a test failed, and a stage was stopped."""
     report = {"machine": MACHINE, "commit": "abc", "versions": {"own": {"torch": "2.13"}}, "quick": False}
     works = [result("gpu-images", "imagenet-uint8"), result("gpu-images", "imagenet-float224", 95.0)]
+    for candidate in works[0]["candidates"][-2:]:
+        candidate |= {"left_out": "no time was left", "summary": {}}
     (tmp_path / "gpu-images.json").write_text(json.dumps({**report, "workloads": works}))
+    case = {"operation": "pad_stack", "variant": "to bytes", "shapes": "64 images", "met": False, "error": ""}
+    ours = {"device_microseconds": 12.0, "gigabytes_per_second": 1500.0}
+    measured = {"ways": {"energon_dali": ours}, "device_speedup": 3.0, "share_of_copy": 0.6}
+    wrong = {**case, "operation": "patchify", "error": "Output 0 differs from the reference.", "ways": {}}
+    (tmp_path / "gpu-kernels.json").write_text(json.dumps({"cases": [{**case, **measured}, wrong]}))
+    point = {"pictures": "small", "factor": "num_threads", "value": "16", "images_per_s": 7000.0, "ratio": 1.1}
+    (tmp_path / "gpu-profile.json").write_text(json.dumps({"settings": [point]}))
     (tmp_path / "gpu-doctor.json").write_text(json.dumps(DOCTOR))
     (tmp_path / "gpu-tests.xml").write_text(
         '<testsuites><testsuite tests="3" failures="1" errors="0" skipped="1"><testcase name="test_colours">'
@@ -124,6 +133,10 @@ def test_the_page_holds_everything_and_refers_to_nothing(folder: Path) -> None:
     assert "assert 3 &lt; 2" in page
     assert "the last line of the log" in page
     assert "nvjpeg: [13, 3]" in page
+    assert page.count("no time was left") == 1  # of both that have no numbers
+    assert "<tr class=missed><td>pad_stack, to bytes: 64 images" in page
+    assert "Output 0 differs from the reference." in page
+    assert "small: num_threads = 16" in page
     assert "dry run" not in page
     assert re.findall(r"(?:src|href)=|url\(", page) == []
 
