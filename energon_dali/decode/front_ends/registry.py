@@ -42,7 +42,8 @@ from energon_dali.decode.front_ends.processor_config import ProcessorConfig, rea
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
-from energon_dali.decode.front_ends.resized import Resized
+from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
+from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
@@ -93,6 +94,9 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Pixtral,
     LightOnOcr,
     Resized,
+    Sam2,
+    FrameSequence,
+    Sam,
     Siglip2,
 )
 
