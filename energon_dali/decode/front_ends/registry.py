@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
+from energon_dali.decode.front_ends.computed_values import DinoV3, Owlv2, ZoeDepth
 from energon_dali.decode.front_ends.constant_text import FixedText
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
+from energon_dali.decode.front_ends.documents import Donut, Nougat
 from energon_dali.decode.front_ends.emu3 import Emu3
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
@@ -93,6 +95,11 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     PaddedBatch,
     Pixtral,
     LightOnOcr,
+    DinoV3,
+    Donut,
+    Nougat,
+    Owlv2,
+    ZoeDepth,
     Resized,
     Sam2,
     FrameSequence,

@@ -160,6 +160,8 @@ def drawn_padded(module: str, name: str) -> Callable[[random.Random], Any]:
 
 
 TORCHVISION = {
+    "DepthPro": ("depth_pro", "DepthProImageProcessor"),
+    "DINOv3": ("dinov3_vit", "DINOv3ViTImageProcessor"),
     "SAM 2": ("sam2", "Sam2ImageProcessor"),
     "SAM 3": ("sam3", "Sam3ImageProcessor"),
     "TIPS v2": ("tipsv2", "Tipsv2ImageProcessor"),
@@ -183,6 +185,8 @@ def drawn_by_torchvision(module: str, name: str) -> Callable[[random.Random], An
             "do_rescale": draw.random() < 0.9,
             "resample": draw.choice((0, 2, 3)),
         }
+        if module in ("depth_pro", "dinov3_vit"):
+            options |= {"do_rescale": True, "do_normalize": draw.random() < 0.8}
         if module.startswith("sam"):
             options |= {"do_normalize": draw.random() < 0.8, "mask_size": _sides(draw)}
         return torchvision_class(module, name)(**options)
@@ -201,6 +205,50 @@ def drawn_sam(draw: random.Random) -> Any:
         do_normalize=draw.random() < 0.8,
         resample=draw.randrange(6),
         mask_size={"longest_edge": 32},
+    )
+
+
+PAGES = {"Donut": ("donut", "DonutImageProcessor"), "Nougat": ("nougat", "NougatImageProcessor")}
+
+
+def drawn_page(module: str, name: str) -> Callable[[random.Random], Any]:
+    def make(draw: random.Random) -> Any:
+        options: dict[str, Any] = {
+            "size": _sides(draw, 200),
+            "do_align_long_axis": draw.random() < 0.5,
+            "do_thumbnail": draw.random() < 0.9,
+            "do_pad": draw.random() < 0.9,
+            "do_resize": draw.random() < 0.9,
+            "do_convert_rgb": draw.choice((True, None)),
+            "resample": draw.randrange(6),
+        }
+        if module == "nougat":
+            crops = draw.random() < 0.8
+            options |= {"do_crop_margin": crops} | ({"do_thumbnail": True, "do_pad": True} if crops else {})
+        return processor_class(module, name)(**options)
+
+    return make
+
+
+def drawn_owlv2(draw: random.Random) -> Any:
+    return processor_class("owlv2", "Owlv2ImageProcessor")(
+        size=_sides(draw, 120),
+        do_pad=draw.random() < 0.8,
+        do_resize=draw.random() < 0.9,
+        do_normalize=draw.random() < 0.8,
+    )
+
+
+def drawn_zoedepth(draw: random.Random) -> Any:
+    return processor_class("zoedepth", "ZoeDepthImageProcessor")(
+        size=_sides(draw),
+        do_pad=draw.random() < 0.8,
+        do_resize=draw.random() < 0.9,
+        keep_aspect_ratio=draw.random() < 0.5,
+        ensure_multiple_of=draw.choice((1, 16, 32, 1 / 32)),
+        do_normalize=True,
+        do_convert_rgb=True,
+        resample=draw.choice((2, 3)),
     )
 
 
@@ -269,5 +317,30 @@ CASES = (
         )
         for name, where in FRAMES.items()
     ),
-    Case("SAM", drawn_sam, lambda: processor_class("sam", "SamImageProcessor")(), largest_ratio=300, slow=True),
+    *(
+        Case(
+            name,
+            drawn_page(*where),
+            lambda where=where: processor_class(*where)(do_convert_rgb=True),  # type: ignore[misc]
+            largest_ratio=30,
+            slow=True,
+        )
+        for name, where in PAGES.items()
+    ),
+    Case(
+        "OWLv2",
+        drawn_owlv2,
+        lambda: processor_class("owlv2", "Owlv2ImageProcessor")(),
+        largest=300,
+        largest_ratio=30,
+        slow=True,
+    ),
+    Case(
+        "ZoeDepth",
+        drawn_zoedepth,
+        lambda: processor_class("zoedepth", "ZoeDepthImageProcessor")(do_convert_rgb=True, ensure_multiple_of=32),
+        largest_ratio=30,
+        slow=True,
+    ),
+    Case("SAM", drawn_sam, lambda: processor_class("sam", "SamImageProcessor")(), largest_ratio=110, slow=True),
 )
