@@ -421,6 +421,21 @@ class ProcessorConfig:
         if value != expected:
             raise self.error(f"{name}={shown(value)} is not supported: {why}. It must be {expected!r}")
 
+    def require_pil(self, why: str) -> None:
+        """Checks that the processor is not one of the torchvision backend.
+
+        Args:
+            why: What that does otherwise, for the message.
+
+        Raises:
+            ConfigError: It is.
+        """
+        if self.arithmetic != "pil":
+            raise self.error(
+                f"its torchvision backend is not supported: {why}. Give the processor of the PIL backend "
+                '(AutoImageProcessor.from_pretrained(..., backend="pil")), or its folder'
+            )
+
     def finish(self, unused: frozenset[str]) -> None:
         """Checks that every value was taken or has no effect on pixels.
 
