@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import is_dataclass
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -258,6 +259,14 @@ def sources_of(sample: Any) -> tuple[Any, ...]:
     return tuple(sources) if sources else ()
 
 
+def is_of_user(function: Callable[..., Any]) -> bool:
+    """Returns whether a hook is the user's own, or wraps what the user gave, and not what this package does without."""
+    if isinstance(function, partial):  # a cooker
+        return True
+    module = str(getattr(function, "__module__", ""))
+    return not module.startswith("energon_dali.") or module.startswith("energon_dali.tasks.")
+
+
 NOTHING = object()
 """What `HookRunner.step` returns if an input gave no output, or no further one."""
 
@@ -288,6 +297,7 @@ class HookRunner:
         self.is_generator = inspect.isgeneratorfunction(function)
         self._policy = FailurePolicy(stage, tolerance, context, owner.worker_config)
         self._clock = context.metrics.clock(stage)
+        self._clock.is_hook |= is_of_user(function)
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -61,6 +62,8 @@ class WorkReport(NamedTuple):
     """How much of it the thread computed, by stage."""
     core_wait_seconds: float
     """How long the thread waited for a core."""
+    hooks: list[str]
+    """Names of the stages that are hooks of the user's."""
 
 
 class ReportSource(Protocol):
@@ -84,6 +87,10 @@ class Metrics:
         self.process_name = process
         self.work = Work(new_clock=self._new_clock)
         """What the thread of the pipeline works on. Only one thread at a time runs a pipeline."""
+        self._decoding = Work()
+        """Has one stage, for as long as a decoder that works ahead of that thread has something to do."""
+        self._decoding.cpu_due = math.inf  # it computes in threads of its own
+        self._in_flight = 0
         self._others: ReportSource | None = None
         self._earlier: list[WorkReport] = []
         """The last reports of processes that were ended."""
@@ -124,7 +131,9 @@ class Metrics:
     def work_report(self) -> WorkReport:
         """Returns what the thread of the pipeline works on, and the times of its stages until now."""
         current, seconds, cpu_seconds, waited = self.work.read()
-        return WorkReport(self.process_name, time.perf_counter(), *current, seconds, cpu_seconds, waited)
+        seconds.update(self._decoding.read()[1])
+        hooks = self.work.hooks
+        return WorkReport(self.process_name, time.perf_counter(), *current, seconds, cpu_seconds, waited, hooks)
 
     def read_others(self, others: ReportSource) -> None:
         """Takes the reports of other processes from now on; those that were read so far have ended.
@@ -176,13 +185,26 @@ class Metrics:
         """Notes that a block is ready to be sent; only a trace wants to know."""
 
     def watch(self, name: str, future: Future[Any], count: int) -> None:
-        """Notes how long work takes that has just been started; only a trace wants to know.
+        """Counts the time of work that has just been started and goes on next to the pipeline, but not twice at once.
 
         Args:
             name: What is done, such as "decode".
             future: Is done when the work is.
             count: Number of media.
         """
+        clock = self._decoding.stage(name)
+        with self._lock:
+            if not self._in_flight:
+                clock.begin()
+            self._in_flight += 1
+
+        def end(_: Future[Any]) -> None:
+            with self._lock:
+                self._in_flight -= 1
+                if not self._in_flight:
+                    clock.end(self._decoding.idle)
+
+        future.add_done_callback(end)
 
     def dropped(self) -> Counter[str]:
         """Returns how many samples each stage dropped since the start, drained or not.
@@ -241,12 +263,14 @@ class Metrics:
         """Returns what was added since the last drain as plain values, without clearing it.
 
         Returns:
-            What `drain` returns; "examples": the first failure of each kind; "seconds" and "cpu_seconds" by stage, and
-            "core_wait_seconds", of all processes that report here.
+            What `drain` returns; "examples": the first failure of each kind; "seconds" and "cpu_seconds" by stage,
+            "core_wait_seconds", and "hooks", the names of stages that are hooks of the user's, of all processes that
+            report here.
         """
         seconds: defaultdict[str, float] = defaultdict(float)
         cpu_seconds: defaultdict[str, float] = defaultdict(float)
         waited = 0.0
+        hooks: set[str] = set()
         for report in (self.work_report(), *self.other_reports(), *self._earlier):
             if report.stage == "start" and not report.seconds:  # it was launched, and has not reported since then
                 seconds[report.stage] += time.perf_counter() - report.since
@@ -255,6 +279,7 @@ class Metrics:
             for stage, amount in report.cpu_seconds.items():
                 cpu_seconds[stage] += amount
             waited += report.core_wait_seconds
+            hooks.update(report.hooks)
         with self._lock:
             counts, kinds = dict(self._counts), dict(self.kinds)
             failures, examples = list(self._failures), dict(self._examples)
@@ -264,6 +289,7 @@ class Metrics:
             "seconds": dict(seconds),
             "cpu_seconds": {stage: min(amount, seconds[stage]) for stage, amount in cpu_seconds.items()},
             "core_wait_seconds": waited,
+            "hooks": sorted(hooks),
             "failures": [_fields(failure) for failure in failures],
             "kinds": kinds,
             "examples": {kind: _fields(failure) for kind, failure in examples.items()},

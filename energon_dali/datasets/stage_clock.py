@@ -1,7 +1,8 @@
 """What the thread of a pipeline works on now, and how long each of its stages took.
 
 At any time a thread is in one stage, so the times of its stages add up to the whole: what a stage takes does not count
-for the one around it. Other threads read what it works on while that lasts.
+for the one around it. Other threads read what it works on while that lasts. There is no lock, which would cost more
+than the rest: a change between two stages is a few attributes without a call, and CPython changes threads at calls.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, NamedTuple
+
+from energon_dali.samples.base import SourceInfo
 
 _CPU_SECONDS = 0.0005
 """How often the processor time of the thread is read at most: reading it takes 0.3 us, more than many a hook."""
@@ -31,11 +34,13 @@ class StageClock:
         name: Name of the stage.
     """
 
-    __slots__ = ("_work", "cpu_seconds", "name", "seconds")
+    __slots__ = ("_work", "cpu_seconds", "is_hook", "name", "seconds")
 
     def __init__(self, work: Work, name: str) -> None:
         self._work = work
         self.name = name
+        self.is_hook = False
+        """Whether it is a hook of the user's."""
         self.seconds = 0.0
         """Time in the stage until the thread left it last."""
         self.cpu_seconds = 0.0
@@ -50,13 +55,13 @@ class StageClock:
         """
         work = self._work
         outer = work.clock
-        work.entered = now = work.now()
+        now = work.now()
         outer.seconds += now - work.since
-        if now >= work.cpu_due:
-            work.read_cpu(outer, now)
+        work.since = now
         work.clock = self
         work.subject = subject
-        work.since = now
+        if now >= work.cpu_due:
+            work.read_cpu(outer, now)
         return outer
 
     def end(self, outer: StageClock) -> None:
@@ -66,13 +71,13 @@ class StageClock:
             outer: What `begin` returned.
         """
         work = self._work
-        work.entered = now = work.now()
+        now = work.now()
         self.seconds += now - work.since
-        if now >= work.cpu_due:
-            work.read_cpu(self, now)
+        work.since = now
         work.clock = outer
         work.subject = None
-        work.since = now
+        if now >= work.cpu_due:
+            work.read_cpu(self, now)
 
     def count_since(self, began: float) -> None:
         """Counts the time until now for the stage: the thread was in none, and began it elsewhere, as processes do.
@@ -110,7 +115,7 @@ class Work:
         "_waited_before",
         "clock",
         "cpu_due",
-        "entered",
+        "idle",
         "now",
         "since",
         "subject",
@@ -124,13 +129,12 @@ class Work:
         self.now = now
         self._new_clock = new_clock
         self._clocks: dict[str, StageClock] = {}
-        self.clock = StageClock(self, IDLE)
-        """The stage that the thread is in."""
+        self.idle = self.clock = StageClock(self, IDLE)
+        """The stage that the thread is in; at first `idle`."""
         self.subject: object = None
         """What it works on there."""
-        self.since = self.entered = now()
-        """When it entered the stage. `entered` is written before everything else changes, and `since` after it: while
-        they differ, the rest must not be read."""
+        self.since = now()
+        """When it entered the stage."""
         self.cpu_due = 0.0
         """When the processor time is to be read next."""
         self._cpu = 0.0
@@ -144,6 +148,11 @@ class Work:
         if clock is None:
             clock = self._clocks.setdefault(name, self._new_clock(self, name))
         return clock
+
+    @property
+    def hooks(self) -> list[str]:
+        """Names of the stages that are hooks of the user's."""
+        return [clock.name for clock in list(self._clocks.values()) if clock.is_hook]
 
     def read_cpu(self, clock: StageClock, now: float) -> None:
         """Counts the processor time since it was last read for the stage that is being left.
@@ -171,9 +180,8 @@ class Work:
             seconds = {one.name: one.seconds for one in clocks}
             cpu_seconds = {one.name: one.cpu_seconds for one in clocks}
             cpu_read, thread = self._cpu, self._thread
-            if self.entered is since:
+            if self.since is since:  # else the thread went on meanwhile
                 break
-            time.sleep(0)  # the thread was interrupted between two stages
         computed, waited = _scheduled(thread)
         if clock.name != IDLE:
             passed = max(0.0, now - since)
@@ -206,7 +214,10 @@ def describe_subject(subject: Any) -> str:
             return (subject or "")[:_MOST_TEXT]
         if isinstance(subject, MethodType):
             return str(subject())[:_MOST_TEXT]
-        key, sources = key_of(subject), sources_of(subject)
+        if isinstance(subject, SourceInfo):
+            key, sources = "".join(subject.file_names[:1]), (subject,)
+        else:
+            key, sources = key_of(subject), sources_of(subject)
         folder = os.path.basename(str(sources[0].dataset_path).rstrip("/")) if sources else ""
         return "/".join(filter(None, (folder, key)))[:_MOST_TEXT]
     except Exception:  # of a user's class, or because the thread goes on meanwhile

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_dali.datasets.metrics import FailureRecord, Metrics
-from energon_dali.datasets.stage_clock import StageClock, Work
+from energon_dali.datasets.stage_clock import StageClock, Work, describe_subject
 
 if TYPE_CHECKING:
     from energon_dali.worker_config import WorkerConfig
@@ -67,22 +67,25 @@ class TracedStageClock(StageClock):
         metrics: Takes the events.
     """
 
-    __slots__ = ("_metrics", "_started")
+    __slots__ = ("_metrics", "_running")
 
     def __init__(self, work: Work, name: str, metrics: TracedMetrics) -> None:
         super().__init__(work, name)
         self._metrics = metrics
-        self._started: list[float] = []
+        self._running: list[tuple[float, object]] = []
+        """When it began, and on what."""
 
     def begin(self, subject: object = None) -> StageClock:
         outer = super().begin(subject)
-        self._started.append(self._work.since)
+        self._running.append((self._work.since, subject))
         return outer
 
     def end(self, outer: StageClock) -> None:
         super().end(outer)
-        started = self._started.pop()
-        self._metrics.note(self.name, "X", self.name, started, self._work.since - started)
+        ended = self._work.since
+        started, subject = self._running.pop()
+        on = describe_subject(subject)
+        self._metrics.note(self.name, "X", self.name, started, ended - started, {"of": on} if on else None)
 
     def count_since(self, began: float) -> None:
         super().count_since(began)
@@ -150,6 +153,7 @@ class TracedMetrics(Metrics):
         self.note("blocks", "X", "block", self._block_started, time.perf_counter() - self._block_started, arguments)
 
     def watch(self, name: str, future: Future[Any], count: int) -> None:
+        super().watch(name, future, count)
         started = time.perf_counter()
         number = f"{self.process.pid}.{next(_NUMBERS)}"
 

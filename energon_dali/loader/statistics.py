@@ -45,6 +45,8 @@ class LoaderStatistics:
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     """How much of that time the stage's thread computed, estimated from samples. In the rest it slept, or waited for
     storage, for other threads or for a core."""
+    hooks: list[str] = field(default_factory=list)
+    """Names of the stages that are hooks of the user's."""
     core_wait_seconds: float = 0.0
     """Time in which the threads that run the stages were ready to compute, and no core was free."""
     routes: dict[str, int] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class LoaderStatistics:
             **trainer,
             stage_seconds=record["seconds"],
             cpu_seconds=record["cpu_seconds"],
+            hooks=record["hooks"],
             core_wait_seconds=record["core_wait_seconds"],
             routes=_take_by_prefix(counts, "route."),
             retries=_take_by_prefix(counts, "retries."),

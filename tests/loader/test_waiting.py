@@ -105,7 +105,7 @@ class Reports:
     def read_all(self) -> list[WorkReport]:
         now = time.perf_counter()
         return [
-            WorkReport(name, now - age, stage, now - 20, subject, {}, {}, 0.0)
+            WorkReport(name, now - age, stage, now - 20, subject, {}, {}, 0.0, [])
             for name, (stage, subject, age) in self.rows.items()
         ]
 

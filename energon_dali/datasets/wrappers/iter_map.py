@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_dali.calls import check_function, explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, own_copy
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, is_of_user, own_copy
 from energon_dali.datasets.restore_key import expect_name
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
@@ -148,6 +148,7 @@ class _IterMapIterator(WrapperIterator[Any]):
         tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
         self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
         self._clock = context.metrics.clock(dataset.stage)
+        self._clock.is_hook |= is_of_user(dataset.iter_map_fn)
         self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, dataset.hook_seed
         self._index = 0
         """Outputs so far."""

@@ -223,7 +223,7 @@ class ProcessGroup(ABC):
                     member.started(start_process(self._method, theirs, pipe, task, may_use_device=self._uses_device))
                 on_failure.pop_all()
             self._members.append(member)
-            report = WorkReport(task.process_name, started, "start", started, "", {}, {}, 0.0)
+            report = WorkReport(task.process_name, started, "start", started, "", {}, {}, 0.0, [])
             self._board.write(task.board_region, report)
             for descriptor in member.descriptors:
                 self._poll.register(descriptor, select.POLLIN)

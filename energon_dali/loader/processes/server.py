@@ -228,7 +228,7 @@ class BlockServer(ABC):
         self._channel.send(encode(message, payload), () if descriptor is None else (descriptor,))
         if arena is not None:
             arena.close_descriptor()
-        self.reporter.write_if_due()
+        self.reporter.note_block()
 
     def _receive(self, *, wait: bool) -> tuple[bytes, list[int]] | None:
         """Returns the next message of the receiver, if there is one; after it waited for one, if `wait` is set.
@@ -238,15 +238,11 @@ class BlockServer(ABC):
         """
         if not wait:
             return self._channel.receive(wait=False)
-        received = self._channel.receive(wait=False)
-        if received is None:
-            outer = self._waiting.begin()
-            self.reporter.write()
-            try:
-                received = self._channel.receive()
-            finally:
-                self._waiting.end(outer)
-        return received
+        outer = self._waiting.begin()
+        try:
+            return self._channel.receive()
+        finally:
+            self._waiting.end(outer)
 
     def _send_failure(self, stream: int, generation: int, error: BaseException) -> None:
         """Sends the exception that ended a stream.

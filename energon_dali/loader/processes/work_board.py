@@ -92,7 +92,7 @@ class WorkBoard:
 
 
 class WorkReporter:
-    """Writes what this process works on to a board: now and then from a thread, and whenever it waits for its receiver.
+    """Writes what this process works on to a board: four times per second, from a thread, and after its first block.
 
     Args:
         board: The memory.
@@ -104,7 +104,7 @@ class WorkReporter:
         self._board = board
         self._process = process
         self._metrics = metrics
-        self._written = 0.0
+        self._blocks_reported = False
         self._lock = threading.Lock()
         launched = board.read(process)
         if launched is not None:
@@ -118,12 +118,12 @@ class WorkReporter:
     def write(self) -> None:
         """Writes what the process works on now."""
         with self._lock:
-            self._written = time.perf_counter()
             self._board.write(self._process, self._metrics.work_report())
 
-    def write_if_due(self) -> None:
-        """Does the same, if the last report is older than it should be."""
-        if time.perf_counter() - self._written >= _WRITE_SECONDS:
+    def note_block(self) -> None:
+        """Notes that a block was sent."""
+        if not self._blocks_reported:
+            self._blocks_reported = True
             self.write()
 
     def _run(self) -> None:

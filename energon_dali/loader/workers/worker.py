@@ -124,18 +124,25 @@ class WorkerServer(BlockServer):
             ConnectionError: The rank hung up while a block was being sent.
         """
         self.reporter.start()
-        while True:
-            stream = self._most_urgent()
-            received = self._receive(wait=stream is None)
-            working = self._working if self._streams else self._starting
-            outer = working.begin()
-            try:
-                if received is not None:
-                    self._handle(decode(received[0])[0])
-                elif stream is not None:
-                    self._produce(stream)
-            finally:
-                working.end(outer)
+        try:
+            while True:
+                self._serve_next()
+        finally:
+            self.reporter.write()
+
+    def _serve_next(self) -> None:
+        """Handles the next message, or makes a block."""
+        stream = self._most_urgent()
+        received = self._receive(wait=stream is None)
+        working = self._working if self._streams else self._starting
+        outer = working.begin()
+        try:
+            if received is not None:
+                self._handle(decode(received[0])[0])
+            elif stream is not None:
+                self._produce(stream)
+        finally:
+            working.end(outer)
 
     def _most_urgent(self) -> int | None:
         """Returns the stream with room whose next block the rank needs first: elements are delivered round robin."""
