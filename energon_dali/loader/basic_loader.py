@@ -186,7 +186,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                 if epoch != self._epoch:  # another iterator reached its end
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise StopIteration
-                if self._auto is not None and (number := self._auto.decide()) is not None:
+                if self._auto is not None and (number := self._auto.decide(self.stats)) is not None:
                     self.change_workers(number)
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
