@@ -29,6 +29,8 @@ Cause = Literal[
 
 _WAITS = frozenset({"wait for trainer", "wait for workers", "wait for decode"})
 """Stages in which a thread waits for another part of the loader."""
+_COMPUTES = frozenset({"load", "worker", "rank"})
+"""Stages of this package that wait for nothing but a core."""
 _READ = "read"
 _TRAINER_WAITS = 0.05
 """Share of the time that the trainer waits from which on the loader limits it."""
@@ -74,7 +76,9 @@ class Work:
         waited = {
             name: statistics.core_wait_seconds * amount / computed if computed else 0.0 for name, amount in cpu.items()
         }
-        seconds = {name: max(cpu[name], found[name] - waited[name]) for name in found}
+        seconds = {
+            name: cpu[name] if name in _COMPUTES else max(cpu[name], found[name] - waited[name]) for name in found
+        }
         return cls(
             seconds,
             cpu,

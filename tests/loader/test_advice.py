@@ -17,7 +17,7 @@ from energon_dali.loader.advice import Work, diagnose
 from energon_dali.loader.host_memory import MemoryLeft, memory_left
 from energon_dali.loader.statistics import LoaderStatistics
 
-SECONDS = 0.01
+SECONDS = 0.02
 """What the slow part takes for a sample."""
 
 
@@ -39,7 +39,7 @@ def test_what_limits_a_loader_is_found(scenario: Scenario, folders: dict[bool, P
         if scenario.step_seconds:
             train(batches, scenario.step_seconds, 0.6)
         else:
-            for _ in itertools.islice(batches, 24):
+            for _ in itertools.islice(batches, 32):
                 pass
         found = diagnose(loader.stats().since(before), num_workers=2, memory=memory_left())
     assert found.cause in scenario.causes, str(found)
@@ -89,7 +89,7 @@ def test_more_workers_are_not_advised_where_all_cores_are_busy() -> None:
 def test_workers_that_wait_for_the_rank_are_not_slow() -> None:
     waits = {"wait for trainer": 18.0, "encode_batch": 9.0}
     assert diagnose(statistics(waits, {"encode_batch": 9.0}), num_workers=2, cores=4).cause == "rank"
-    waits = {"wait for trainer": 9.0, "wait for workers": 9.5, "load": 10.0}
+    waits = {"wait for trainer": 9.0, "wait for workers": 9.5, "encode_sample": 10.0}
     assert diagnose(statistics(waits, {}), num_workers=2, cores=4).cause == "slow worker"
 
 
