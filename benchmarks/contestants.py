@@ -12,6 +12,8 @@ BLOCK = "energon_dali DALI, block feed"
 NATIVE = "energon_dali DALI, native feed"
 APART = "energon_dali DALI, decode process"
 COPIED = "energon_dali DALI, block feed, copied"
+BACKENDS = {"torchcodec": "energon_dali torchcodec", "pynvvideocodec": "energon_dali PyNvVideoCodec"}
+"""Candidates that decode videos on a GPU with another library, by `video_backend`."""
 ITERATOR = "DALI's own PyTorch iterator"
 ENERGON = "megatron-energon"
 
@@ -33,6 +35,11 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
         ours(BLOCK, decoder="dali", workers=READERS),
         ours(NATIVE, decoder="dali", workers=0, feed="native"),
         ours(APART, decoder="dali", workers=READERS, decode_process=True),
+        *(
+            ours(name, decoder="dali", workers=READERS, video_backend=backend)
+            for backend, name in BACKENDS.items()
+            if not native and device == "gpu"
+        ),
         Candidate(
             name=ENERGON,
             program="energon_style",
@@ -62,6 +69,7 @@ def bars(device: Device, *, native: bool, share: float) -> tuple[Bar, ...]:
     cost = "cpu_milliseconds_per_sample"
     found = [Bar(of=feed, to=CEILING, at_least=share) for feed in feeds]
     found.append(Bar(of=ITERATOR, to=CEILING))
+    found += [Bar(of=name, to=BLOCK) for name in BACKENDS.values() if not native and device == "gpu"]
     found.append(Bar(of=BLOCK, to=ENERGON))
     found += [Bar(of=feed, to=ENERGON, at_most=0.25, metric=cost) for feed in feeds]
     return tuple(found if device == "gpu" else [replace(bar, at_least=None, at_most=None) for bar in found])

@@ -160,6 +160,13 @@ def _guesses(work: dict[str, Any], judged: dict[str, Any]) -> Iterator[Cause]:
             "DaliDecoder(num_threads=16), and more videos per block; " + _SETTINGS,
         )
         yield Cause(0.25, "The files' sound or times are read on the CPU.", "", "loader.stats().routes counts routes.")
+    elif recipe["style"] == "jpeg":
+        yield Cause(
+            0.35,
+            "nvJPEG reads the Huffman codes of images below 1 megapixel on the CPU.",
+            "",
+            "DaliTuning(hybrid_huffman_threshold=100_000) moves it to the GPU; " + _SETTINGS,
+        )
     elif recipe["style"] in ("webp", "formats"):
         yield Cause(
             0.4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants import BLOCK, CEILING, COPIED, CORES, NATIVE, READERS, ours
+from benchmarks.contestants import BACKENDS, BLOCK, CEILING, COPIED, CORES, NATIVE, READERS, ours
 from benchmarks.data.recipe import Recipe
 from benchmarks.gpu_images import IMAGENET
 from benchmarks.gpu_vision import front_ends
@@ -49,7 +49,13 @@ def workloads(device: Device) -> tuple[Workload, ...]:
         Candidate(name=CEILING, program="ceiling", options={"unchecked": True}),
         ours(BLOCK, decoder="dali", workers=CORES),
         ours(WORKERS_ONLY, decoder="sample", workers=CORES),
+        *(
+            ours(name, decoder="dali", workers=CORES, video_backend=backend)
+            for backend, name in BACKENDS.items()
+            if device == "gpu"
+        ),
     )
+    of_backends = [Bar(of=name, to=BLOCK) for name in BACKENDS.values() if device == "gpu"]
     copies = (
         Candidate(name=CEILING, program="ceiling"),
         ours(BLOCK, decoder="dali", workers=READERS),
@@ -69,7 +75,7 @@ def workloads(device: Device) -> tuple[Workload, ...]:
             SIZES,
             "frames224",
             clips,
-            (Bar(of=BLOCK, to=CEILING), Bar(of=BLOCK, to=WORKERS_ONLY, at_least=least)),
+            (Bar(of=BLOCK, to=CEILING), Bar(of=BLOCK, to=WORKERS_ONLY, at_least=least), *of_backends),
         ),
         _workload(
             device,
@@ -80,7 +86,7 @@ def workloads(device: Device) -> tuple[Workload, ...]:
             webp,
             (Bar(of=BLOCK, to=CEILING, at_least=wanted), Bar(of=BLOCK, to=WORKERS_ONLY, at_least=least)),
         ),
-        front_ends(device, "webp-qwen2-vl", "qwen2-vl", "70 % JPEG and 30 % WebP to Qwen2-VL: patches", WEBP),
+        front_ends(device, "webp-qwen2-vl", "qwen2-vl", "70 % JPEG and 30 % WebP to Qwen2-VL: patches", WEBP, CORES),
         _workload(
             device,
             "copies",

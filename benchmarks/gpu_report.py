@@ -138,8 +138,10 @@ def _shortfalls(reports: dict[str, dict[str, Any]], doctor: dict[str, Any]) -> I
         for one in (*work["bars"], *work["limits"])
     )
     yield "<h2>What falls short</h2>"
-    if not found:
-        yield f"<p>Nothing: {judged} ratios and numbers were wanted, and reached.</p>"
+    if not judged:
+        yield "<p>Nothing was required: bars hold for a GPU, and the stages that have them must have run.</p>"
+    elif not found:
+        yield f"<p>Nothing: {judged} ratios and numbers were required, and reached.</p>"
     for name, work, one in found:
         value = one["ratio"] if "ratio" in one else one["value"]
         against = f" / {one['to']}" if "to" in one else ""
@@ -154,7 +156,7 @@ def _shortfalls(reports: dict[str, dict[str, Any]], doctor: dict[str, Any]) -> I
 
 def _doctor(doctor: dict[str, Any]) -> Iterator[str]:
     if not doctor:
-        yield "<h2>Doctor</h2><p class=failed>No result.</p>"
+        yield "<h2>Doctor</h2><p class=failed>No result: the stage has not run, or was stopped.</p>"
         return
     rows = [
         (one["state"], one["name"], one["found"], one["needed_for"], one["remedy"] if one["state"] != "ok" else "")
@@ -168,7 +170,7 @@ def _tests(path: Path) -> Iterator[str]:
     try:
         suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError):
-        yield "<p class=failed>No result.</p>"
+        yield "<p class=failed>No result: the stage has not run, or was stopped.</p>"
         return
     counts = {
         word: sum(int(suite.get(word, 0)) for suite in suites) for word in ("tests", "failures", "errors", "skipped")

@@ -28,7 +28,7 @@ def workloads(device: Device) -> tuple[Workload, ...]:
     )
 
 
-def front_ends(device: Device, name: str, model: str, title: str, recipe: Recipe) -> Workload:
+def front_ends(device: Device, name: str, model: str, title: str, recipe: Recipe, workers: int = READERS) -> Workload:
     """Returns a workload of a model's input, next to DALI that decodes the same files and renders nothing.
 
     Args:
@@ -37,10 +37,11 @@ def front_ends(device: Device, name: str, model: str, title: str, recipe: Recipe
         model: See `benchmarks.vision.MODELS`.
         title: Beginning of the workload's title.
         recipe: The files.
+        workers: Of the loader in whose process DALI decodes; they decode what it does not.
     """
     options: dict[str, Plain] = {"library": OURS, "model": model, "resampling": "torch", "dtype": "bfloat16"}
     rendered = Candidate(
-        name="energon_dali DALI", program="vision", options={**options, "decoder": "dali", "workers": READERS}
+        name="energon_dali DALI", program="vision", options={**options, "decoder": "dali", "workers": workers}
     )
     by_workers = Candidate(
         name="energon_dali SampleDecoder", program="vision", options={**options, "decoder": "sample", "workers": CORES}

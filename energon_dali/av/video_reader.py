@@ -102,7 +102,14 @@ class VideoReader:
         if frame is None:
             raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
         self.file.cache.setdefault("rotation", _rotation_of(frame))
+        self.file.cache["matrix"] = int(frame.colorspace)
         return colours_of_frame(frame)
+
+    @property
+    def declared_matrix(self) -> int | None:
+        """AVColorSpace of the first frame as its decoder reports it, 2 if it reports none; None before `colours`."""
+        found: int | None = self.file.cache.get("matrix")
+        return found
 
     @property
     def rotation(self) -> int:

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
+from energon_dali.view.conversation import Conversation, find_conversation
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
@@ -59,7 +60,7 @@ class ShownPart:
 
     part: ViewedPart
     """The part."""
-    kind: Literal["image", "av", "json", "text", "bytes", "array", "error"]
+    kind: Literal["image", "av", "json", "chat", "text", "bytes", "array", "error"]
     """How it is shown."""
     text: str = ""
     """Its text, a dump of its first bytes, a description, or an error."""
@@ -67,6 +68,8 @@ class ShownPart:
     """What is not shown, or was not as expected."""
     rest: int | None = None
     """Byte at which what is not shown yet begins; None if there is no more."""
+    conversation: Conversation | None = None
+    """The conversation that its JSON is; only of a "chat"."""
 
 
 def show_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> ShownPart:
@@ -85,7 +88,7 @@ def show_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) ->
         return ShownPart(part, "error", str(error))
     is_whole = len(content) >= part.size
     if part.kind == "json" and is_whole:
-        return _shown_json(part, content)
+        return _shown_json(sample, part, content)
     if part.kind in ("json", "text"):
         return _shown_text(part, content, is_whole)
     if content.startswith(_NPY_MAGIC):
@@ -152,10 +155,12 @@ def _snippet(dataset: ViewedDataset, sample: ViewedSample) -> str:
     return " ".join(cut.decode("utf-8", "replace").split())
 
 
-def _shown_json(part: ViewedPart, content: bytes) -> ShownPart:
+def _shown_json(sample: ViewedSample, part: ViewedPart, content: bytes) -> ShownPart:
     try:
         value = parse_json(content, any_number=True)
-        return ShownPart(part, "json", json.dumps(value, indent=2, ensure_ascii=False))
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        found = find_conversation(value, sample.parts)
+        return ShownPart(part, "json" if found is None else "chat", text, conversation=found)
     except (ValueError, RecursionError) as error:
         shown = _shown_text(part, content)
         return ShownPart(part, "text", shown.text, f"This is not valid JSON: {str(error)[:300]}")

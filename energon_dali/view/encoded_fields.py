@@ -92,7 +92,7 @@ class ShownToken:
     @property
     def word(self) -> str:
         """The word that it is, or begins: what a search for its samples needs; "" if it is none."""
-        word = self.text.strip().strip("\u2581\u0120")  # how SentencePiece and GPT-2 write a space
+        word = self.text.strip().strip("\u2581\u0120").rstrip(".,;:!?")  # the first two: how tokenizers write a space
         return word if len(word) > 1 and word.isalnum() else ""
 
     @property

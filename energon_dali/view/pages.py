@@ -6,20 +6,21 @@ mixture of a metadataset.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+import math
+from dataclasses import asdict, replace
+from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from energon_dali.errors import DatasetError, StorageError
+from energon_dali.errors import DatasetError, EnergonDaliError, StorageError
 from energon_dali.shards.measures.places import measures_of_sample
+from energon_dali.view.blended import DEFAULT_SAMPLES_PER_STEP, read_blend_query
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import AV_TYPES, more_of_part, show_part, snippets
 from energon_dali.view.drawn_mixture import (
     DEFAULT_DRAWS,
-    DEFAULT_SAMPLES_PER_STEP,
     MAX_DRAWS,
     MAX_SAMPLES_PER_STEP,
     MAX_STEPS,
@@ -30,6 +31,7 @@ from energon_dali.view.drawn_mixture import (
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.grid_choice import check_query, grid_choice
 from energon_dali.view.guard import DATA_POLICY
+from energon_dali.view.json_fields import field_table, find_facets
 from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.statistics import collect_statistics, group_failures
@@ -65,6 +67,8 @@ def entry_of(request: Request) -> CatalogEntry:
     entry = site_of(request).catalog.entry(request.path_params["dataset"])
     if entry is None:
         raise HTTPException(404, "There is no such dataset.")
+    if entry.dataset is None:
+        raise HTTPException(404, f"{entry.name} cannot be opened: {entry.error}")
     return entry
 
 
@@ -77,8 +81,8 @@ def sample_of(request: Request) -> tuple[CatalogEntry, ViewedSample]:
     """
     entry = entry_of(request)
     index = request.path_params["index"]
-    if entry.dataset is not None and not 0 <= index < entry.dataset.num_samples:
-        raise HTTPException(404, f"{entry.name} has {entry.dataset.num_samples:,} samples, and none numbered {index}.")
+    if not 0 <= index < entry.opened.num_samples:
+        raise HTTPException(404, f"{entry.name} has {entry.opened.num_samples:,} samples, and none numbered {index}.")
     return entry, entry.opened.sample(index)
 
 
@@ -131,13 +135,62 @@ def grid(request: Request) -> Response:
         conditions=list(describe(query)),
         wrong=wrong,
         found=page,
-        cards=list(zip(samples, snippets(dataset, samples), strict=True)),
+        shown=list(zip(samples, snippets(dataset, samples) if not query.view else [""] * len(samples), strict=True)),
+        table=field_table(dataset, samples) if query.view == "table" else None,
         last_page=last_page,
         page_sizes=PAGE_SIZES,
         progress=progress,
         choice=grid_choice(site, entry, query, samples),
         is_incomplete=page.searched < 1 and len(samples) < query.page_size and not page.error,
     )
+
+
+def blend(request: Request) -> Response:
+    """Answers `/blend`: the samples of all datasets of a metadataset, in the order of training or by dataset."""
+    site = site_of(request)
+    if not site.catalog.is_metadataset:
+        raise HTTPException(404, "There is one dataset. A blend is what a metadataset names.")
+    query = read_blend_query(request.query_params, site.catalog, request.query_params.get("split", ""))
+    found = site.blended.page(query, query.start, query.start + query.page_size)
+    last_page = None if found.total is None else max(1, -(-found.total // query.page_size))
+    if last_page is not None and query.page > last_page:
+        query = query.on_page(last_page)
+        found = site.blended.page(query, query.start, query.start + query.page_size)
+    samples = [one.entry.opened.sample(one.index) for one in found.samples]
+    texts: dict[int, str] = {}  # by position
+    for entry in {one.entry.number: one.entry for one in found.samples}.values():
+        own = [(n, sample) for n, sample in enumerate(samples) if found.samples[n].entry is entry]
+        texts |= zip((n for n, _ in own), snippets(entry.opened, [sample for _, sample in own]), strict=True)
+    shown = [(one, samples[n], texts[n]) for n, one in enumerate(found.samples)]
+    values: dict[str, Any] = {"query": query, "found": found, "shown": shown}
+    values |= {"last_page": last_page, "page_sizes": PAGE_SIZES}
+    return show(request, "blend", entry=None, **values)
+
+
+def facets(request: Request) -> Response:
+    """Answers `/data/N/facets`: the fields of JSON parts, and how many samples of a grid have each value, as JSON."""
+    site, entry = site_of(request), entry_of(request)
+    query, _ = read_query(request.query_params)
+    query, _ = check_query(site, entry, query)
+    if query.split not in entry.opened.split_parts:
+        query = replace(query, split="")
+    ranges = site.rows(entry, query).ranges if query.split or query.shard or query.tag or query.chosen else None
+    number = site.scan_number(entry)
+    found = [
+        {
+            **asdict(facet),
+            "values": [
+                {
+                    "value": str(value),
+                    "count": count,
+                    "href": f"/data/{entry.number}{query.with_field(facet.name, value).address()}",
+                }
+                for value, count in facet.values
+            ],
+        }
+        for facet in find_facets(site.scan, query.wanted, source=number, ranges=ranges)
+    ]
+    return JSONResponse({"facets": found, "share": site.scan.progress(number).share})
 
 
 def find(request: Request) -> Response:
@@ -158,18 +211,8 @@ def sample(request: Request) -> Response:
     site = site_of(request)
     entry, shown = sample_of(request)
     dataset = entry.opened
-    query, _ = check_query(site, entry, read_query(request.query_params)[0])
-    position = _position_of(request, site, entry, query, shown.index)
-    neighbours: dict[str, str | None] = {"previous": None, "next": None}
-    if position is not None:
-        selection = site.select(entry, query)
-        for name, other in (("previous", position - 1), ("next", position + 1)):
-            found = selection.page(other, other + 1).indices.tolist() if other >= 0 else []
-            if found:
-                address = query.address(page=None, **{_POSITION: other})
-                neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
+    position, neighbours, back = _place_in_blend(request, site) or _place_in_grid(request, site, entry, shown.index)
     media_first = sorted(shown.parts, key=lambda part: part.kind not in ("image", "av"))
-    grid_page = 1 if position is None else position // query.page_size + 1
     return show(
         request,
         "sample",
@@ -182,9 +225,41 @@ def sample(request: Request) -> Response:
         playable=AV_TYPES,
         position=position,
         neighbours=neighbours,
-        choice=grid_choice(site, entry, query, [shown]),
-        back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
+        choice=grid_choice(site, entry, GridQuery(), [shown]),
+        back=back,
     )
+
+
+_Place: TypeAlias = tuple[int | None, dict[str, str | None], str]
+"""(position in a list, addresses of the samples before and after, address of the list)."""
+
+
+def _place_in_grid(request: Request, site: Site, entry: CatalogEntry, index: int) -> _Place:
+    """Returns where a sample is among those of the grid that it was reached from."""
+    query, _ = check_query(site, entry, read_query(request.query_params)[0])
+    position = _position_of(request, site, entry, query, index)
+    neighbours: dict[str, str | None] = {"previous": None, "next": None}
+    if position is not None:
+        selection = site.select(entry, query)
+        for name, other in (("previous", position - 1), ("next", position + 1)):
+            found = selection.page(other, other + 1).indices.tolist() if other >= 0 else []
+            if found:
+                address = query.address(page=None, **{_POSITION: other})
+                neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
+    grid_page = 1 if position is None else position // query.page_size + 1
+    return position, neighbours, f"/data/{entry.number}{query.on_page(grid_page).address()}"
+
+
+def _place_in_blend(request: Request, site: Site) -> _Place | None:
+    """Returns where a sample is in the blend that it was reached from; None if that is not so."""
+    given, position = request.query_params, request.query_params.get("at", "")
+    if given.get("blend", "") not in site.catalog.sources or not position.isdecimal() or len(position) > 12:
+        return None
+    query, at = read_blend_query(given, site.catalog, given["blend"]), int(position)
+    first = max(0, at - 1)
+    found = {one.position: query.address_of(one) for one in site.blended.page(query, first, at + 2).samples}
+    neighbours = {"previous": found.get(at - 1), "next": found.get(at + 1)}
+    return at, neighbours, query.on_page(at // query.page_size + 1).address()
 
 
 def measures_of(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
@@ -219,6 +294,19 @@ def facts(request: Request) -> Response:
     found = site.check.examine(site.scan_number(entry), shown.index)
     parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
+
+
+def pixel(request: Request) -> Response:
+    """Answers `.../part/P/pixel?x=X&y=Y`: what an image stores at a place, 0 to 1 from its edges, as JSON."""
+    entry, shown, part = part_of(request)
+    try:
+        x, y = (float(request.query_params.get(name, "0")) for name in ("x", "y"))
+        if not (math.isfinite(x) and math.isfinite(y)):
+            raise ValueError("not a place")
+        found = site_of(request).pixels.at(entry.opened, (shown, part), x, y)
+    except (EnergonDaliError, OSError, ValueError) as error:
+        return JSONResponse({"error": str(error)[:500]}, 422)
+    return JSONResponse(found)
 
 
 def more_text(request: Request) -> Response:
@@ -299,8 +387,6 @@ def statistics(request: Request) -> Response:
 def failures(request: Request) -> Response:
     """Answers `/data/N/failures`: the samples of which a scan found that they fail, with the reason."""
     site, entry = site_of(request), entry_of(request)
-    if entry.dataset is None:
-        raise DatasetError(entry.error)
     number = site.scan_number(entry)
     return show(
         request,
@@ -316,9 +402,12 @@ def failures(request: Request) -> Response:
 
 def mixture(request: Request) -> Response:
     """Answers `/mixture`: the share of each dataset that is wanted, and the one that the first draws give."""
-    split, numbers, found = _drawn(request)
+    try:
+        split, numbers, found = _drawn(request)
+    except (DatasetError, StorageError) as error:
+        return show(request, "mixture", status=422, entry=None, split="", numbers={}, found=None, problem=str(error))
     limits = {"draws": MAX_DRAWS, "steps": MAX_STEPS, "size": MAX_SAMPLES_PER_STEP}
-    return show(request, "mixture", entry=None, split=split, numbers=numbers, found=found, limits=limits)
+    return show(request, "mixture", entry=None, split=split, numbers=numbers, found=found, limits=limits, problem="")
 
 
 def mixture_shares(request: Request) -> Response:

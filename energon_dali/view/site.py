@@ -13,18 +13,24 @@ import numpy as np
 
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.shards.documents.content import show_bytes
+from energon_dali.shards.sample_keys import find_all_samples
+from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.subset_file import read_subset_file
+from energon_dali.view.blended import BlendedSamples
 from energon_dali.view.catalog import Catalog, CatalogEntry, ViewOptions
 from energon_dali.view.chosen import ChosenSamples, Tags, rows_among
-from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.dataset import JsonlDataset, ViewedDataset
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.encoder_session import load_encoder
 from energon_dali.view.query import GridQuery
+from energon_dali.view.run import Run, open_run
 from energon_dali.view.sample_facts import SampleCheck
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import ScanPages, Search, SearchCache, Selection, index_answers
 from energon_dali.view.sort_keys import SortKey, sort_keys, values_of
 from energon_dali.view.sorted_samples import SortedSamples
+from energon_dali.view.thumbnail import StoredPixels
 from energon_dali.view.viewed_sample import Rows
 
 _SORT_KEYS_SECONDS = 30.0
@@ -73,17 +79,53 @@ class Site:
         self.scan = Scan(sources, folder=scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
+        self.pixels = StoredPixels()
+        """Single pixels of images."""
         self.encoded: EncodedViews | None = None
         """What the task encoder makes of samples; None without one."""
         if options.encoder:
             load_encoder(options.encoder)  # raises for a mistake now, and not on the page
             self.encoded = EncodedViews(replace(options, path=self.catalog.path))
+        self.blended = BlendedSamples(self.catalog, **allowed)
+        """The samples of the blends of a metadataset, as one list each."""
         self._searches = SearchCache()
         self._chosen = {entry.number: ChosenSamples() for entry in opened}
         self._tags = {entry.number: Tags(entry.opened) for entry in opened}
         self._sort_keys: dict[int, tuple[float, list[SortKey]]] = {}
+        if options.choose:
+            self._choose(options.choose, opened)
+        self.run: Run | None = None
+        """The training run; None if none was given."""
+        if options.run or options.loss:
+            self.run = open_run(
+                self.catalog,
+                options.run,
+                loss=options.loss,
+                loss_name=options.loss_name,
+                encoder=load_encoder(options.encoder) if options.encoder else None,
+                **allowed,
+            )
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
+
+    def _choose(self, path: str, opened: list[CatalogEntry]) -> None:
+        """Chooses the samples that a file of keys names.
+
+        Raises:
+            ConfigError: There are several datasets, or the file names samples that the dataset does not have.
+            DatasetError: A line is malformed, or an index is damaged.
+            StorageError: A file cannot be read.
+        """
+        if len(self.catalog.entries) > 1 or not opened:
+            raise ConfigError(
+                "--choose names samples of one dataset. Give the path of the dataset, not of a metadataset."
+            )
+        (entry,) = opened
+        file = StoragePath.of(path)
+        names = read_subset_file(file)
+        dataset = entry.opened
+        data = dataset.file if isinstance(dataset, JsonlDataset) else dataset.folder
+        self.chosen(entry).change("only", find_all_samples(data, names, file.url))
 
     def scan_number(self, entry: CatalogEntry) -> int:
         """Returns the number that the scan has for a dataset."""
@@ -121,6 +163,15 @@ class Site:
             self._sort_keys[entry.number] = (time.monotonic() + _SORT_KEYS_SECONDS, found)
         return found
 
+    def rows(self, entry: CatalogEntry, query: GridQuery) -> Rows:
+        """Returns the samples of the split, the shards, the tag and the choice of a query; see `select`."""
+        rows = entry.opened.rows(query.split or None)
+        if query.shard:
+            rows = rows_of_shards(entry.opened, rows, query.shard)
+        if query.tag:
+            rows = rows_among(rows, self.tags(entry).samples(query.tag))
+        return rows_among(rows, self.chosen(entry).numbers) if query.chosen else rows
+
     def select(self, entry: CatalogEntry, query: GridQuery) -> Selection | SortedSamples:
         """Returns the samples that meet a query, in its order.
 
@@ -133,16 +184,11 @@ class Site:
             DatasetError: The dataset or its index is damaged.
             StorageError: A file cannot be read.
         """
-        dataset = entry.opened
-        rows = dataset.rows(query.split or None)
-        if query.shard:
-            rows = rows_of_shards(dataset, rows, query.shard)
+        dataset, rows = entry.opened, self.rows(entry, query)
         lists: tuple[object, ...] = ()
         if query.tag:
-            rows = rows_among(rows, self.tags(entry).samples(query.tag))
             lists += (query.tag, self.tags(entry).version(query.tag))
         if query.chosen:
-            rows = rows_among(rows, self.chosen(entry).numbers)
             lists += (self.chosen(entry).version,)
         key = (entry.number, query.split, query.shard, query.wanted, *lists)
         base: Selection = rows

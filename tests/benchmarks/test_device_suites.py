@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+import energon_dali
 from benchmarks import plot, plot_growth, run
-from benchmarks.candidates import checks, ranks
+from benchmarks.candidates import checks, energon_style, ranks
 from benchmarks.candidates.task import RESULT, LeftOutError, Task
-from benchmarks.contestants import BLOCK, CEILING, ITERATOR, contestants
+from benchmarks.contestants import BACKENDS, BLOCK, CEILING, ITERATOR, contestants
 from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.workload import Workload
 from benchmarks.workload_run import prepared
@@ -320,3 +321,24 @@ def test_a_suite_that_needs_no_gpu_refuses_one(capsys: pytest.CaptureFixture[str
     assert "leave --device out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="the suite growth has batch-size"):
         chosen("growth", "--only", "height")
+
+
+def test_a_video_backend_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    (work,) = chosen("gpu-video", "--device", "gpu", "--only", "short-frames224")
+    (one,) = [one for one in work.candidates if one.options.get("video_backend") == "pynvvideocodec"]
+    monkeypatch.setattr("energon_dali.decode.video_backends.base._finds", lambda module: module == "av")
+    task = Task(
+        program=one.program,
+        action="time",
+        dataset=".",
+        output=work.output,
+        batch_size=2,
+        warmup_samples=0,
+        samples=2,
+        device="gpu",
+        options=dict(one.options),
+    )
+    with pytest.raises(LeftOutError, match="which is not installed"):
+        energon_style.make_decoder(energon_dali, task)
+    images = {candidate.name for candidate in contestants("gpu", native=True)}
+    assert images.isdisjoint(BACKENDS.values())

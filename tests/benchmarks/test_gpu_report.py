@@ -133,5 +133,5 @@ def test_a_folder_with_little_in_it_gives_a_page_that_says_so(tmp_path: Path, fo
     (folder / "gpu-tests.xml").unlink()
     (folder / "gpu-doctor.json").unlink()
     page = "".join(gpu_report.render(folder, "gpu"))
-    assert page.count("No result.") == 2
+    assert page.count("No result:") == 2
     assert "A dry run" in "".join(gpu_report.render(folder, "cpu"))

@@ -69,7 +69,7 @@ def odd_texts() -> dict[str, Parts]:
         "many-lines": {"txt": "\n".join(map(str, range(3000))).encode()},
         "arabic": {"jpg": picture(4), "txt": "صورة لقطة تجلس على السجادة، رقم 42 (cat).".encode()},
         "hebrew": {"txt": "שלום עולם: זוהי תמונה של חתול.\nA second line, in English.".encode()},
-        "mixed-scripts": {"txt": "日本語とEnglishとالصورةと한국어と🙂👩‍👩‍👧‍👦".encode()},
+        "mixed-scripts": {"txt": "日本語とEnglishとไทยと한국어と🙂👩‍👩‍👧‍👦".encode()},
         "zalgo": {"txt": "".join(letter + "\u0301\u0328\u0334" * 8 for letter in "combining marks").encode()},
         "overrides": {"txt": "right-to-left override: \u202egpj.exe\u202c and zero width: a\u200bb".encode()},
         "not-utf-8": {"txt": b"caf\xe9 na\xefve"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from energon_dali.plan.rng import Int64Array
 from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
-    from energon_dali.av import AVLimits
+    from energon_dali.av import AVLimits, MediaFile
     from energon_dali.av.colour import ColourFacts
     from energon_dali.av.sparse_media import SparseMedia
     from energon_dali.decode.video_backends.base import BackendName, Kind
@@ -67,6 +68,8 @@ class ClipsHandle(MediaHandle):
     stored_rotation: int | None = None
     """Degrees by which the file wants its frames rotated counter-clockwise, whatever the spec asks for; None if not yet
     determined (`find_colour`)."""
+    declared_matrix: int | None = None
+    """AVColorSpace of the first frame as FFmpeg reports it; None if not yet determined (`find_colour`)."""
     stream_matrix: int | None = None
     """AVColorSpace that the packets alone declare, whatever the container says; None if not yet determined."""
     backend: tuple[BackendName, Kind] | None = None
@@ -110,10 +113,13 @@ class ClipsHandle(MediaHandle):
 
         return decode_and_render(self)
 
-    def find_colour(self) -> ColourFacts:
+    def find_colour(self, file: MediaFile | None = None) -> ColourFacts:
         """Returns how the stored frames become RGB, according to the first frame, which is decoded once per handle.
 
         The header is not enough: decoders set the colours of their frames, whatever the container says.
+
+        Args:
+            file: The same file, if it is already open; it stays open.
 
         Raises:
             DecodeError: No frame can be decoded.
@@ -121,9 +127,12 @@ class ClipsHandle(MediaHandle):
         if self.colour is None:
             from energon_dali.av import MediaFile, VideoReader
 
-            with MediaFile(self.data, limits=self.limits, threads=1) as file:
-                reader = VideoReader(file)
+            with (
+                nullcontext(file) if file is not None else MediaFile(self.data, limits=self.limits, threads=1) as opened
+            ):
+                reader = VideoReader(opened)
                 self.colour, self.stored_rotation = reader.colours, reader.rotation
+                self.declared_matrix = reader.declared_matrix
         return self.colour
 
     def __repr__(self) -> str:

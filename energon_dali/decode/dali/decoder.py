@@ -303,7 +303,7 @@ class DaliDecoder(MediaDecoder):
         if handle.decoded is not None:
             return
         where = self._video_device()
-        backend = choose_backend(handle, self.engine_options, where)
+        backend = choose_backend(handle, self.engine_options, where, file)
         handle.backend = backend.name, where.kind
         if not decodes:
             return

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import Filter
 from energon_dali.errors import ConfigError
@@ -167,7 +168,9 @@ class FixedSize(FrontEnd):
         return ImageLayout(height, width, (*views, view), tokens, (rows, columns))
 
     def _finished_view(self, height: int, width: int, **fields: Any) -> View:
-        return cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop, **fields)
+        return cropped_view(
+            *resized_size(height, width, self.size, self.shortest_edge), self.crop, by=self.values.arithmetic, **fields
+        )
 
     def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
@@ -274,17 +277,27 @@ def resized_size(height: int, width: int, size: tuple[int, int] | None, shortest
     return (shortest_edge, longer) if height <= width else (longer, shortest_edge)
 
 
-def cropped_view(height: int, width: int, crop: tuple[int, int] | None, **fields: Any) -> View:
+def cropped_view(
+    height: int, width: int, crop: tuple[int, int] | None, *, by: Arithmetic = "pil", **fields: Any
+) -> View:
     """Returns the view of a resized image whose centre is cut out.
 
     Args:
         height: Of the resized image.
         width: Likewise.
         crop: (height, width) of the centre; None keeps all.
+        by: Whose rounding: that of transformers' PIL backend, or of its torchvision backend. They differ where a crop
+            is larger than the image.
         **fields: Further fields of the view.
     """
     if crop is None or crop == (height, width):
         return View(height, width, **fields)
+    if by == "torch":
+        position = tuple(
+            (wanted - side) // 2 if wanted > side else -((side - wanted) // 2)
+            for side, wanted in zip((height, width), crop, strict=True)
+        )
+        return View(height, width, canvas=crop, position=(position[0], position[1]), **fields)
     return View(height, width, canvas=crop, position=_centre((height, width), crop), **fields)
 
 

@@ -264,8 +264,7 @@ class FrontEnd(ABC):
 
     def own_dtype(self) -> ImageDtype:
         """Returns the dtype of the values that the processor returns."""
-        converts = self.values.rescale is not None or self.values.mean is not None
-        return "float32" if converts or self.values.arithmetic in self.float_backends else "uint8"
+        return "float32" if self.values.converts or self.values.arithmetic in self.float_backends else "uint8"
 
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""
@@ -406,7 +405,8 @@ class FrontEnd(ABC):
                 source = source.cropped(
                     view.box, (layout.height, layout.width) if view.source == IMAGE else source.size
                 )
-            resized = source.resized(view.height, view.width, view.filter or self.filter, self.resampling)
+            kind = view.filter or self.filter
+            resized = source.resized(view.height, view.width, kind, self.resampling, widened=view.widened)
             fills = view.canvas_size == (view.height, view.width) and view.position == (0, 0)
             if fills and not view.emitted:
                 made.append(resized)

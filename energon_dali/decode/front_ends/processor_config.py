@@ -73,7 +73,7 @@ LARGEST_AREA = 1 << 26
 """Most pixels that an image may be enlarged to."""
 LARGEST_COUNT = 1 << 20
 """Most frames, tokens or patches."""
-_SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
+SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
 """Range of rescale_factor and image_std, within which no value of a byte is infinite."""
 _LONGEST_SHOWN = 200
 """Characters of a value in a message."""
@@ -171,7 +171,7 @@ class ProcessorConfig:
         return self._integer(name, self.take(name, default), least, most)
 
     def take_number(
-        self, name: str, default: float, *, least: float = _SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
+        self, name: str, default: float, *, least: float = SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
     ) -> float:
         """Returns a number; the arguments and errors are those of `take_integer`."""
         return self._number(name, self.take(name, default), least, most)
@@ -290,7 +290,7 @@ class ProcessorConfig:
         factor = self.take_number("rescale_factor", factor)
         does_rescale, does_normalize = self.take_flag("do_rescale", rescale), self.take_flag("do_normalize", normalize)
         given_mean = self.take_triple("image_mean", mean, least=-_LARGEST_FACTOR)
-        given_std = self.take_triple("image_std", std, least=_SMALLEST_FACTOR)
+        given_std = self.take_triple("image_std", std, least=SMALLEST_FACTOR)
         return PixelValues(
             factor if does_rescale else None,
             given_mean if does_normalize else None,

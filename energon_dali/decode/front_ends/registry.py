@@ -9,27 +9,43 @@ from typing import Any, Literal, TypeVar
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.constant_text import FixedText
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
+from energon_dali.decode.front_ends.emu3 import Emu3
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.gemma4 import Gemma4
 from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.idefics2 import Idefics2
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.internvl import AyaVision, GotOcr2, InternVL
+from energon_dali.decode.front_ends.lfm2_vl import Lfm2VL
 from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.ovis2 import Ovis2
+from energon_dali.decode.front_ends.padded_batch import PaddedBatch
+from energon_dali.decode.front_ends.patch_relatives import (
+    Cosmos3Edge,
+    Ernie45VL,
+    HunyuanVL,
+    KimiK25,
+    MiniMaxM3VL,
+    PaddleOcrVL,
+    VideoLlama3,
+)
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
+from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
-from energon_dali.decode.front_ends.pixtral import Pixtral
+from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
+from energon_dali.decode.front_ends.resized import Resized
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
@@ -51,10 +67,19 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedText,
     Qwen2VL,
     Glm4V,
+    Cosmos3Edge,
+    Ernie45VL,
+    HunyuanVL,
+    KimiK25,
+    MiniMaxM3VL,
+    PaddleOcrVL,
+    VideoLlama3,
+    Emu3,
     DeepseekVL,
     DeepseekVLHybrid,
     Gemma3,
     Gemma4,
+    Idefics2,
     Idefics3,
     ImageGPT,
     InternVL,
@@ -64,10 +89,16 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Ovis2,
     PerceptionLM,
     Llama4,
+    Phi4Multimodal,
+    Lfm2VL,
+    Molmo2,
     LlavaNext,
     LlavaOnevision,
     Mllama,
+    PaddedBatch,
     Pixtral,
+    LightOnOcr,
+    Resized,
     Siglip2,
 )
 

@@ -14,6 +14,7 @@ from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.interface import Outcome
 
 if TYPE_CHECKING:
+    from energon_dali.av import MediaFile
     from energon_dali.decode.dali.runtime.device import Device
     from energon_dali.decode.dali.runtime.pipeline import EngineOptions
     from energon_dali.decode.video_backends.nvdec import Nvdec
@@ -54,7 +55,7 @@ class VideoBackend(ABC):
         return _finds(self.module)
 
     @abstractmethod
-    def refusal(self, handle: ClipsHandle, where: VideoDevice) -> str:
+    def refusal(self, handle: ClipsHandle, where: VideoDevice, file: MediaFile | None = None) -> str:
         """Returns why this backend does not decode a video correctly; "" if it does.
 
         The cheap tests come first. The others read the headers of all frames, or decode the first frame, once per
@@ -63,6 +64,7 @@ class VideoBackend(ABC):
         Args:
             handle: The video, with its frames chosen.
             where: Where it would be decoded.
+            file: The same file, if it is already open; it stays open.
         """
 
     def runs_in_worker(self, kind: Kind) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
@@ -15,6 +15,9 @@ from energon_dali.decode.video_backends.pyav_backend import PyavBackend
 from energon_dali.decode.video_backends.pynvvideocodec_backend import PynvvideocodecBackend
 from energon_dali.decode.video_backends.torchcodec_backend import TorchcodecBackend
 from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.av import MediaFile
 
 BACKENDS: dict[BackendName, VideoBackend] = {
     backend.name: backend for backend in (PyavBackend(), DaliBackend(), TorchcodecBackend(), PynvvideocodecBackend())
@@ -61,7 +64,9 @@ def device_of_rank(device: Device) -> VideoDevice:
     return VideoDevice(device.kind, None if device.ordinal is None else ask_nvdec(device.ordinal))
 
 
-def choose_backend(handle: ClipsHandle, options: EngineOptions, where: VideoDevice) -> VideoBackend:
+def choose_backend(
+    handle: ClipsHandle, options: EngineOptions, where: VideoDevice, file: MediaFile | None = None
+) -> VideoBackend:
     """Returns the backend that decodes the clips of a video: the one that was chosen before, if there is one.
 
     Args:
@@ -69,6 +74,7 @@ def choose_backend(handle: ClipsHandle, options: EngineOptions, where: VideoDevi
         options: Those of the decoder. With video_backend="auto" and video_decode_device="auto" it is what is fastest;
             otherwise DALI, or the backend that is named, wherever it decodes the video correctly.
         where: Where it would be decoded.
+        file: The same file, if it is already open; it stays open.
     """
     pyav = BACKENDS["pyav"]
     if handle.backend is not None and handle.backend[1] == where.kind:
@@ -87,6 +93,6 @@ def choose_backend(handle: ClipsHandle, options: EngineOptions, where: VideoDevi
             return pyav
     for name in wanted:
         backend = BACKENDS[name]
-        if backend.is_installed and where.kind in backend.kinds and not backend.refusal(handle, where):
+        if backend.is_installed and where.kind in backend.kinds and not backend.refusal(handle, where, file):
             return backend
     return pyav

@@ -11,6 +11,7 @@ from energon_dali.decode.interface import Outcome
 from energon_dali.decode.video_backends.base import BackendName, Kind, VideoBackend, VideoDevice
 
 if TYPE_CHECKING:
+    from energon_dali.av import MediaFile
     from energon_dali.decode.dali.runtime.device import Device
     from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 
@@ -25,10 +26,10 @@ class DaliBackend(VideoBackend):
     module = "nvidia.dali"
     kinds: frozenset[Kind] = frozenset(("cpu", "gpu"))
 
-    def refusal(self, handle: ClipsHandle, where: VideoDevice) -> str:
+    def refusal(self, handle: ClipsHandle, where: VideoDevice, file: MediaFile | None = None) -> str:
         from energon_dali.decode.dali.video.eligibility import is_eligible_video
 
-        if is_eligible_video(handle, where.kind, where.nvdec):
+        if is_eligible_video(handle, where.kind, where.nvdec, file):
             return ""
         return "DALI would decode it to other pixels, or not at all"
 

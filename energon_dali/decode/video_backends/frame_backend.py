@@ -167,6 +167,7 @@ def finish_clips(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
     """
     import torch
 
+    from energon_dali.decode.pyav import finish_frames
     from energon_dali.kernels.backend import on_device
     from energon_dali.kernels.color_matrix import IDENTITY, convert_colors
 
@@ -183,8 +184,8 @@ def finish_clips(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
         frames = planes.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
     if not bool((np.diff(handle.frame_indices.ravel()) > 0).all()):
         frames = frames.index_select(0, on_device(torch.from_numpy(positions.ravel()), frames.device))
-    if spec.front_end is not None:  # it takes any memory order
-        return frames.permute(0, 3, 1, 2)[None]
+    if spec.front_end is not None or frames.device.type == "cpu":
+        return finish_frames(frames, handle)
     clips = frames.view(*handle.frame_indices.shape, *frames.shape[1:])
     if spec.dtype == "uint8" and spec.layout == "FHWC":
         return clips

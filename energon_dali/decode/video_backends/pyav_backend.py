@@ -16,6 +16,7 @@ from energon_dali.decode.video_backends.frame_backend import FrameBackend
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.av import MediaFile
     from energon_dali.decode.dali.runtime.device import Device
     from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 
@@ -29,7 +30,7 @@ class PyavBackend(FrameBackend):
     routes: dict[Kind, Route] = {"cpu": "pyav"}  # noqa: RUF012
     reads_ranges = True
 
-    def refusal(self, handle: ClipsHandle, where: VideoDevice) -> str:
+    def refusal(self, handle: ClipsHandle, where: VideoDevice, file: MediaFile | None = None) -> str:
         return ""
 
     def has_room(self, handle: ClipsHandle, options: EngineOptions, device: Device) -> bool:

@@ -20,6 +20,7 @@ from energon_dali.decode.video_backends.frame_backend import FrameBackend
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.av import MediaFile
     from energon_dali.decode.dali.runtime.device import Device
 
 _FRAMES_AT_ONCE = 16
@@ -40,12 +41,12 @@ class PynvvideocodecBackend(FrameBackend):
     routes: dict[Kind, Route] = {"gpu": "pynvvideocodec"}  # noqa: RUF012
     cached_decoders = 4
 
-    def refusal(self, handle: ClipsHandle, where: VideoDevice) -> str:
+    def refusal(self, handle: ClipsHandle, where: VideoDevice, file: MediaFile | None = None) -> str:
         from energon_dali.decode.dali.video.eligibility import suits_hardware
 
         if where.kind == "cpu":
             return "PyNvVideoCodec needs a GPU"
-        return "" if suits_hardware(handle, where.nvdec) else "NVDEC does not decode it"
+        return "" if suits_hardware(handle, where.nvdec, file) else "NVDEC does not decode it"
 
     def read(self, handle: ClipsHandle, device: Device, stream: Any = None) -> torch.Tensor:
         import torch

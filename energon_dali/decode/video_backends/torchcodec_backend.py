@@ -22,6 +22,7 @@ from energon_dali.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.av import MediaFile
     from energon_dali.decode.dali.runtime.device import Device
     from energon_dali.kernels.color_matrix import Standard
 
@@ -44,26 +45,29 @@ class TorchcodecBackend(FrameBackend):
     def runs_in_worker(self, kind: Kind) -> bool:
         return kind == "cpu"
 
-    def refusal(self, handle: ClipsHandle, where: VideoDevice) -> str:
+    def refusal(self, handle: ClipsHandle, where: VideoDevice, file: MediaFile | None = None) -> str:
         from energon_dali.decode.dali.video.eligibility import is_eligible_video, suits_hardware
 
         if where.kind == "cpu":
             if not handle.packets_are_frames or handle.bit_depth != 8:
                 return "torchcodec may count its frames in another way, or round its colours"
         elif _version() < CUTS_RIGHT_FROM:
-            if not is_eligible_video(handle, "gpu", where.nvdec):
+            if not is_eligible_video(handle, "gpu", where.nvdec, file):
                 return "NVDEC does not decode it, or torchcodec before 0.17 may cut its frames wrongly"
-        elif not suits_hardware(handle, where.nvdec):
+        elif not suits_hardware(handle, where.nvdec, file):
             return "NVDEC does not decode it"
         try:
-            wanted = handle.find_colour().matrix
-            if handle.stream_matrix is None:
-                handle.stream_matrix = _matrix_of(handle, by_container=where.kind == "cpu")
+            wanted = handle.find_colour(file).matrix
+            declared = handle.declared_matrix
+            if where.kind == "gpu":
+                if handle.stream_matrix is None:
+                    handle.stream_matrix = _matrix_of_packets(handle)
+                declared = handle.stream_matrix
         except DecodeError as error:
             return error.reason
         if handle.stored_rotation:
             return "torchcodec rotates frames itself"
-        if wanted != _MATRICES.get(handle.stream_matrix, "bt601"):
+        if declared is None or wanted != _MATRICES.get(declared, "bt601"):
             return f"torchcodec does not know that its colours are those of {wanted}"
         return ""
 
@@ -106,12 +110,11 @@ def _load() -> tuple[Any, Any]:
         raise ImportError(str(error)) from error
 
 
-def _matrix_of(handle: ClipsHandle, *, by_container: bool) -> int:
-    """Returns the AVColorSpace of the first frame as a decoder finds it.
+def _matrix_of_packets(handle: ClipsHandle) -> int:
+    """Returns the AVColorSpace of the first frame, decoded without what the container says about it.
 
     Args:
         handle: The video; its data is a file.
-        by_container: Whether the decoder may take it from the container, as FFmpeg does, where the packets say nothing.
 
     Raises:
         DecodeError: No frame can be decoded.
@@ -125,11 +128,8 @@ def _matrix_of(handle: ClipsHandle, *, by_container: bool) -> int:
     reader = MemoryReader(memoryview(handle.data).cast("B"))  # type: ignore[arg-type]
     with translated_errors(), open_container(reader, {}) as container:
         stream: Any = container.streams.video[0]
-        context: Any = stream.codec_context
-        if not by_container:
-            extradata = context.extradata
-            context = av.CodecContext.create(context.codec.name, "r")
-            context.extradata = extradata
+        context: Any = av.CodecContext.create(stream.codec_context.codec.name, "r")
+        context.extradata = stream.codec_context.extradata
         for packet in container.demux(stream):
             for frame in context.decode(packet if packet.size else None):
                 return int(frame.colorspace)

@@ -53,10 +53,12 @@ function takeFocus() {
   if (!wanted || document.activeElement !== document.body) return;
   const found = [...document.querySelectorAll(wanted.selector)];
   const same = wanted.text === undefined ? found : found.filter((one) => one.textContent.trim() === wanted.text);
-  const cards = document.querySelectorAll(".card");
+  const cards = document.querySelectorAll("a[data-sample]");
   const target = same[0] || (wanted.selector.includes("data-sample") && cards[wanted.isLast ? cards.length - 1 : 0]);
   // At the first and the last page, one of the two ways is no link.
-  (target || (wanted.selector.startsWith("a[rel") && document.querySelector('a[rel="prev"], a[rel="next"]')))?.focus();
+  const isWay = wanted.selector.startsWith("a[rel");
+  const other = isWay ? document.querySelector('a[rel="prev"], a[rel="next"]') : null;
+  (target || other)?.focus();
 }
 
 addEventListener("pagehide", () => {
@@ -88,7 +90,7 @@ document.addEventListener("click", (event) => {
   if (link.target || link.hasAttribute("download") || link.getAttribute("href").startsWith("#")) return;
   startWaiting();
   if (!isByKeyboard) return;
-  const sample = document.querySelector("main [data-index]");
+  const sample = document.querySelector(".sample[data-index]");
   // Back in the grid, the sample that was looked at has the focus.
   handFocusOn(link.rel === "up" && sample ? { selector: `[data-sample="${sample.dataset.index}"]` } : focused());
 });
@@ -113,7 +115,7 @@ function follow(relation) {
 }
 
 function moveInGrid(columns, rows) {
-  const cards = [...document.querySelectorAll(".card")];
+  const cards = [...document.querySelectorAll("a[data-sample]")];
   if (!cards.length) return false;
   const at = cards.indexOf(document.activeElement);
   const perRow = cards.filter((card) => card.offsetTop === cards[0].offsetTop).length;
@@ -137,7 +139,7 @@ function focusOn(id) {
   return true;
 }
 
-const isGrid = document.body.dataset.page === "grid";
+const isGrid = ["grid", "blend"].includes(document.body.dataset.page);
 const KEYS = {
   ArrowLeft: () => (isGrid ? moveInGrid(-1, 0) : follow("prev")),
   ArrowRight: () => (isGrid ? moveInGrid(1, 0) : follow("next")),
@@ -156,7 +158,8 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("shortcuts").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && event.target.blur) event.target.blur();
   if (event.target.closest("input, select, textarea, video, audio")) return;
   const action = KEYS[event.key];

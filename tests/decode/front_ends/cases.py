@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.decode.front_ends import mixed_cases, tile_cases, vlm_cases
+from tests.decode.front_ends import mixed_cases, tile_cases, vision_cases, vlm_cases
 from tests.decode.front_ends.case import Case
 
 
@@ -184,6 +184,7 @@ CASES = (
         lambda: _class("siglip2", "Siglip2ImageProcessorPil")(do_convert_rgb=True),
         mixed_cases.siglip2_tokens,
     ),
+    *vision_cases.CASES,
     *vlm_cases.CASES,
 )
 

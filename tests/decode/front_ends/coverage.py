@@ -30,12 +30,21 @@ _MISSING = "no front end yet"
 _SOUND = "no front ends for sound yet"
 _PARTS = {"ColModernVBertProcessor": "idefics3"}
 """By processor that only types without an image processor of their own have: the type whose image processor it has."""
+TORCHVISION = {
+    "Cohere 2 Vision": "Cohere2VisionImageProcessor",
+    "Gemma 4 unified": "Gemma4UnifiedImageProcessor",
+    "Kimi-K2.5": "Kimi_K25ImageProcessor",
+    "Llama 4": "Llama4ImageProcessor",
+    "MiniMax M3 VL": "MiniMaxM3VLImageProcessor",
+    "Perception LM": "PerceptionLMImageProcessor",
+}
+"""The image processor of each case that needs torchvision, without which it cannot be made."""
 REASONS: dict[str, str] = {}
 """Why a class has no front end, where it is not that nobody has written one yet."""
 _HEAD = """# Model types of transformers
 
 Front ends cover {images} of the {all_images} model types that have an image processor in transformers {version},
-and {videos} of the {all_videos} that have a video processor. [Vision-language models](vlm.md) says what a front end does.
+and {videos} of the {all_videos} that have a video processor. [Vision-language models](vlm.md) says what front ends do.
 
 - **equal**: the tests compare the front end with this model's own processor, bit for bit.
 - **equal through** another type: transformers gives the model the processor of that type, which the tests compare.
@@ -149,6 +158,9 @@ def _video_classes() -> dict[str, str]:
 def _compared_images() -> frozenset[str]:
     names = set()
     for case in CASES:
+        if case.torchvision:
+            names.add(TORCHVISION[case.name])
+            continue
         draw = random.Random(0)
         for processor in (case.published(), *(case.make(draw) for _ in range(_DRAWS))):
             inner: Any = getattr(processor, "image_processor", processor)

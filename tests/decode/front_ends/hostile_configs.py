@@ -42,6 +42,27 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
     "ConvNextImageProcessor": ({"size": {"shortest_edge": 28}}, ("crop_pct",), {}, ()),
     "SiglipImageProcessor": ({"size": _SQUARE}, ("image_seq_length",), {}, ()),
     "ViTImageProcessor": ({"size": 28}, (), {}, ()),
+    "DPTImageProcessor": (
+        {"size": 28, "do_pad": True, "size_divisor": 9},
+        ("ensure_multiple_of", "keep_aspect_ratio", "size_divisor"),
+        {},
+        (),
+    ),
+    "EfficientNetImageProcessor": ({"size": 28, "crop_size": 24}, ("rescale_offset", "include_top"), {}, ()),
+    "FlavaImageProcessor": (
+        {"size": 28, "crop_size": 24},
+        ("return_codebook_pixels", "return_image_mask"),
+        {},
+        (),
+    ),
+    "GLPNImageProcessor": ({"size_divisor": 8}, ("size_divisor",), {}, ()),
+    "LayoutLMv2ImageProcessor": ({"size": 28, "apply_ocr": False}, ("apply_ocr",), {}, ()),
+    "LayoutLMv3ImageProcessor": ({"size": 28, "apply_ocr": False}, ("apply_ocr",), {}, ()),
+    **{
+        f"{name}ImageProcessor": ({"size": 28, "crop_size": 24}, ("do_flip_channel_order",), {}, ())
+        for name in ("MobileNetV2", "MobileViT", "Perceiver", "Segformer", "SuperPoint")
+    },
+    "TextNetImageProcessor": ({"size": {"shortest_edge": 28}, "crop_size": 24}, ("size_divisor",), {}, ()),
     "LlavaImageProcessor": (
         {"size": 28, "crop_size": 28},
         (),

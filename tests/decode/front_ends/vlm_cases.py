@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from tests.decode.front_ends.case import Case
-from tests.decode.front_ends.tile_cases import own_tokens, processor_class, run, tokenizer
+from tests.decode.front_ends.tile_cases import own_tokens, processor_class, run, run_nested, tokenizer
 
 
 def texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
@@ -229,6 +229,213 @@ def drawn_deepseek_vl(model: str) -> Callable[[random.Random], Any]:
     return drawn
 
 
+def _patched(model: str, module: str, name: str, **values: Any) -> Any:
+    """Returns a processor with images as patches, without that of videos.
+
+    Args:
+        model: Class of the processor, without the suffix.
+        module: Of the processor and of its image processor.
+        name: Class of the image processor, likewise.
+        **values: Of the image processor.
+    """
+    make = torchvision_processor if name in TORCHVISION else image_processor
+    inner = make(module, f"{name}ImageProcessor", **values)
+    token = "]<]image[>[" if name == "MiniMaxM3VL" else "<image>"
+    words = tokenizer(
+        image_token=token,
+        video_token="<video>",
+        image_start_token="<start>",
+        image_end_token="<end>",
+        video_start_token="<vstart>",
+        video_end_token="<vend>",
+    )
+    options: dict[str, Any] = {"image_processor": inner, "tokenizer": words}
+    if name != "HunYuanVL":
+        options["video_processor"] = None
+    return processor_class(module, f"{model}Processor")(**options)
+
+
+TORCHVISION = ("Kimi_K25", "MiniMaxM3VL")
+PATCHED = {
+    "Cohere Compass": ("CohereCompass", "cohere_compass", "CohereCompass"),
+    "Cosmos 3 Edge": ("Cosmos3Edge", "cosmos3_edge", "Cosmos3Edge"),
+    "ERNIE 4.5 VL": ("Ernie4_5_VLMoe", "ernie4_5_vl_moe", "Ernie4_5_VLMoe"),
+    "Hunyuan-VL": ("HunYuanVL", "hunyuan_vl", "HunYuanVL"),
+    "Kimi-K2.5": ("Kimi_K25", "kimi_k25", "Kimi_K25"),
+    "MiniMax M3 VL": ("MiniMaxM3VL", "minimax_m3_vl", "MiniMaxM3VL"),
+    "PaddleOCR-VL": ("PaddleOCRVL", "paddleocr_vl", "PaddleOCRVL"),
+    "VideoLLaMA 3": ("VideoLlama3", "video_llama_3", "VideoLlama3"),
+}
+
+
+def drawn_patched(model: str) -> Callable[[random.Random], Any]:
+    def drawn(draw: random.Random) -> Any:
+        longest = draw.choice((20_000, 60_000, 150_000))
+        values: dict[str, Any] = {
+            "size": {"shortest_edge": draw.choice((1, 28 * 28, 112 * 112)), "longest_edge": longest},
+            "temporal_patch_size": draw.choice((1, 2)),
+        }
+        if model == "Kimi-K2.5":
+            side = draw.choice((5, 20, 300))
+            most = draw.choice((12, 200, 5000))
+            values = {"size": {"max_height": side, "max_width": side}, "max_patches": most}
+        return _patched(
+            *PATCHED[model],
+            **values,
+            patch_size=draw.choice((8, 14, 16)),
+            merge_size=draw.choice((1, 2, 3)),
+            resample=draw.choice((2, 3)),
+            do_normalize=draw.random() < 0.9,
+        )
+
+    return drawn
+
+
+def patch_texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
+    """Likewise for a processor that wants whole numbers of patches."""
+    return texts(processor, {**made, "image_grid_thw": made["image_grid_thw"].numpy()}, count)
+
+
+def emu3(**values: Any) -> Any:
+    """Returns the processor of Emu3."""
+    inner = import_module("transformers.models.emu3.image_processing_emu3").Emu3ImageProcessor(**values)
+    words = tokenizer(
+        image_token="<image>",
+        boi_token="<|image start|>",
+        eoi_token="<|image end|>",
+        image_wrapper_token="<|image token|>",
+        eof_token="<|extra_201|>",
+    )
+    return processor_class("emu3", "Emu3Processor")(inner, words)
+
+
+def run_emu3(processor: Any, images: list[Any]) -> dict[str, Any]:
+    """Runs Emu3's processor, except on images of 1 or 3 rows, which it takes for channels."""
+    if any(image.height in (1, 3) for image in images):
+        raise ValueError("Rows would be taken for channels")
+    return run(processor, images)
+
+
+def drawn_emu3(draw: random.Random) -> Any:
+    return emu3(
+        min_pixels=draw.choice((1, 1000, 30_000)),
+        max_pixels=draw.choice((40_000, 150_000)),
+        spatial_factor=draw.choice((4, 8, 16)),
+        resample=draw.randrange(6),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def idefics2(**values: Any) -> Any:
+    """Returns the processor of Idefics 2."""
+    inner = image_processor("idefics2", "Idefics2ImageProcessor", **values)
+    return processor_class("idefics2", "Idefics2Processor")(inner, tokenizer(), image_seq_len=6)
+
+
+def drawn_idefics2(draw: random.Random) -> Any:
+    short = draw.randrange(1, 120)
+    return idefics2(
+        size=draw.choice(
+            (
+                {"shortest_edge": short, "longest_edge": short + draw.randrange(200)},
+                {"height": draw.randrange(9, 200), "width": draw.randrange(9, 200)},
+            )
+        ),
+        do_image_splitting=draw.random() < 0.5,
+        do_resize=draw.random() < 0.9,
+        do_normalize=draw.random() < 0.9,
+        resample=draw.randrange(6),
+    )
+
+
+def lighton_ocr(**values: Any) -> Any:
+    """Returns the processor of LightOnOCR."""
+    inner = image_processor("pixtral", "PixtralImageProcessor", **values)
+    words = tokenizer(image_token="<|image_pad|>", image_break_token="<|vision_pad|>", image_end_token="<|vision_end|>")
+    return processor_class("lighton_ocr", "LightOnOcrProcessor")(inner, words, patch_size=7, spatial_merge_size=2)
+
+
+def drawn_lighton_ocr(draw: random.Random) -> Any:
+    return lighton_ocr(
+        size={"longest_edge": draw.choice((64, 200, 500))},
+        patch_size={"height": 14, "width": 14},
+        resample=draw.randrange(6),
+    )
+
+
+def phi4_multimodal(**values: Any) -> Any:
+    """Returns the processor of Phi-4 multimodal, without that of audio."""
+    inner = torchvision_processor("phi4_multimodal", "Phi4MultimodalImageProcessor", **values)
+    names = {"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"}
+    return processor_class("phi4_multimodal", "Phi4MultimodalProcessor")(inner, None, tokenizer(**names))
+
+
+def drawn_phi4_multimodal(draw: random.Random) -> Any:
+    patch = draw.choice((4, 7))
+    side = patch * draw.randrange(3, 12)
+    return phi4_multimodal(
+        size={"height": side, "width": side},
+        patch_size=patch,
+        dynamic_hd=draw.randrange(1, 40),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def lfm2_vl(**values: Any) -> Any:
+    """Returns the processor of LFM2-VL."""
+    inner = torchvision_processor("lfm2_vl", "Lfm2VlImageProcessor", **{"do_convert_rgb": True, **values})
+    return processor_class("lfm2_vl", "Lfm2VlProcessor")(inner, tokenizer("<image>"))
+
+
+def drawn_lfm2_vl(draw: random.Random) -> Any:
+    patch, fewest = draw.choice((4, 8)), draw.randrange(1, 12)
+    tokens = draw.randrange(4, 40)
+    return lfm2_vl(
+        encoder_patch_size=patch,
+        tile_size=patch * 2 * draw.randrange(3, 8),
+        downsample_factor=draw.choice((1, 2)),
+        do_image_splitting=draw.random() < 0.9,
+        min_tiles=fewest,
+        max_tiles=fewest + draw.randrange(6),
+        use_thumbnail=draw.random() < 0.8,
+        min_image_tokens=tokens,
+        max_image_tokens=tokens + draw.randrange(20, 200),
+        max_pixels_tolerance=draw.choice((0.5, 1.0, 2.0)),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def lfm2_texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
+    """Returns the texts of images of LFM2-VL, with its markers."""
+    own = {"use_image_special_tokens": True}
+    sizes = made["image_sizes"].tolist()
+    return [processor.replace_image_token({**made, "image_sizes": sizes}, number, **own) for number in range(count)]
+
+
+def molmo2(**values: Any) -> Any:
+    """Returns the processor of Molmo 2, without that of videos."""
+    inner = torchvision_processor("molmo2", "Molmo2ImageProcessor", **values)
+    special = ("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>")
+    words = tokenizer(*special, image_token="<|image|>", video_token="<|video|>")
+    return processor_class("molmo2", "Molmo2Processor")(inner, None, words)
+
+
+def drawn_molmo2(draw: random.Random) -> Any:
+    patch, margins = draw.choice((4, 7)), [draw.randrange(3), draw.randrange(3)]
+    side = patch * (sum(margins) + draw.randrange(1, 8))
+    return molmo2(
+        size={"height": side, "width": side},
+        patch_size=patch,
+        max_crops=draw.randrange(1, 12),
+        overlap_margins=margins,
+        pooling_size=[draw.randrange(1, 4), draw.randrange(1, 4)],
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -319,4 +526,48 @@ CASES = (
         )
         for name in _DEEPSEEK
     ),
+    *(
+        Case(
+            name,
+            drawn_patched(name),
+            lambda where=where: _patched(*where),  # type: ignore[misc]
+            own_tokens if name != "PaddleOCR-VL" else None,
+            run,
+            texts=patch_texts,
+            torchvision=where[2] in TORCHVISION,
+            slow=True,
+        )
+        for name, where in PATCHED.items()
+    ),
+    Case("Emu3", drawn_emu3, emu3, own_tokens, run_emu3, texts=texts, slow=True),
+    Case("Idefics 2", drawn_idefics2, lambda: idefics2(do_image_splitting=True), None, run_nested, slow=True),
+    Case(
+        "LightOnOCR",
+        drawn_lighton_ocr,
+        lambda: lighton_ocr(size={"longest_edge": 1540}, patch_size={"height": 14, "width": 14}),
+        own_tokens,
+        run,
+        texts=texts,
+    ),
+    Case(
+        "Phi-4 multimodal",
+        drawn_phi4_multimodal,
+        phi4_multimodal,
+        None,
+        run,
+        texts=texts,
+        torchvision=True,
+        largest_ratio=200,
+    ),
+    Case(
+        "LFM2-VL",
+        drawn_lfm2_vl,
+        lfm2_vl,
+        None,
+        run,
+        lambda processor: {"returns_rows": True},
+        texts=lfm2_texts,
+        torchvision=True,
+    ),
+    Case("Molmo 2", drawn_molmo2, molmo2, own_tokens, run, texts=texts, torchvision=True),
 )

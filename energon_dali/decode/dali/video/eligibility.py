@@ -11,6 +11,7 @@ from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
+    from energon_dali.av import MediaFile
     from energon_dali.decode.video_backends.nvdec import Nvdec
 
 _CONTAINERS = frozenset({"matroska", "webm", "mov", "mp4"})
@@ -42,7 +43,9 @@ _GPU_SIDES: dict[str, tuple[int, int]] = {
 """Smallest and largest side in pixels: NVDEC Video Decoder API Programming Guide, table of capabilities."""
 
 
-def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], nvdec: Nvdec | None = None) -> bool:
+def is_eligible_video(
+    handle: ClipsHandle, kind: Literal["cpu", "gpu"], nvdec: Nvdec | None = None, file: MediaFile | None = None
+) -> bool:
     """Returns whether DALI decodes the clips of a video correctly and without danger to the process.
 
     If all other tests pass, this reads the frame headers and decodes the first frame, once per handle.
@@ -52,6 +55,7 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], nvdec: N
         kind: Where DALI would decode it.
         nvdec: What the GPU said that it decodes. None where nobody asked it: then the answer for AV1, which many GPUs
             lack, is no.
+        file: The same file, if it is already open; it stays open.
     """
     if not _has_plain_frames(handle):
         return False
@@ -63,10 +67,10 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], nvdec: N
         return False
     if handle.uniform_frames is None:
         handle.uniform_frames = _reads_uniform(handle, whole=True)
-    return handle.uniform_frames and _has_yuv_frames(handle)
+    return handle.uniform_frames and _has_yuv_frames(handle, file)
 
 
-def suits_hardware(handle: ClipsHandle, nvdec: Nvdec | None = None) -> bool:
+def suits_hardware(handle: ClipsHandle, nvdec: Nvdec | None = None, file: MediaFile | None = None) -> bool:
     """Returns whether a hardware decoder that shows parts of frames decodes the clips of a video correctly.
 
     Such are those of torchcodec and PyNvVideoCodec: 1080 lines of H.264 are coded as 1088. Frames must still have one
@@ -75,6 +79,7 @@ def suits_hardware(handle: ClipsHandle, nvdec: Nvdec | None = None) -> bool:
     Args:
         handle: The video; its `constant_frames` keeps what was found about the frames.
         nvdec: What the GPU said that it decodes, as for `is_eligible_video`.
+        file: The same file, if it is already open; it stays open.
     """
     if not _has_plain_frames(handle) or not _suits_nvdec(handle, nvdec):
         return False
@@ -82,7 +87,7 @@ def suits_hardware(handle: ClipsHandle, nvdec: Nvdec | None = None) -> bool:
         return False
     if handle.constant_frames is None:
         handle.constant_frames = handle.uniform_frames or _reads_uniform(handle, whole=False)
-    return handle.constant_frames and _has_yuv_frames(handle)
+    return handle.constant_frames and _has_yuv_frames(handle, file)
 
 
 def count_decoded_bytes(handle: ClipsHandle) -> int:
@@ -115,8 +120,8 @@ def _reads_uniform(handle: ClipsHandle, *, whole: bool) -> bool:
     return has_uniform_frames(handle.data, handle.codec, shape, whole=whole)
 
 
-def _has_yuv_frames(handle: ClipsHandle) -> bool:
+def _has_yuv_frames(handle: ClipsHandle, file: MediaFile | None) -> bool:
     try:
-        return handle.find_colour().matrix != "rgb"
+        return handle.find_colour(file).matrix != "rgb"
     except DecodeError:
         return False

@@ -1,0 +1,169 @@
+"""Makes processors of vision models: those that resize by a rule, pad batches, or follow boxes and masks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.decode.front_ends.case import Case
+from tests.decode.front_ends.mixed_cases import processor_class
+
+RESIZED = {
+    "DPT": ("dpt", "DPTImageProcessor"),
+    "EfficientNet": ("efficientnet", "EfficientNetImageProcessor"),
+    "FLAVA": ("flava", "FlavaImageProcessor"),
+    "GLPN": ("glpn", "GLPNImageProcessor"),
+    "LayoutLMv2": ("layoutlmv2", "LayoutLMv2ImageProcessor"),
+    "LayoutLMv3": ("layoutlmv3", "LayoutLMv3ImageProcessor"),
+    "MobileNet V2": ("mobilenet_v2", "MobileNetV2ImageProcessor"),
+    "MobileViT": ("mobilevit", "MobileViTImageProcessor"),
+    "Perceiver": ("perceiver", "PerceiverImageProcessor"),
+    "SegFormer": ("segformer", "SegformerImageProcessor"),
+    "SuperPoint": ("superpoint", "SuperPointImageProcessor"),
+    "TextNet": ("textnet", "TextNetImageProcessor"),
+}
+"""Module and class by name of the case."""
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "dpt": {"size": {"height": 518, "width": 518}, "keep_aspect_ratio": True, "ensure_multiple_of": 14},
+    "layoutlmv2": {"apply_ocr": False},
+    "layoutlmv3": {"apply_ocr": False},
+}
+"""Values of published models (of DPT: Depth Anything), or those without which a front end is refused."""
+_WITHOUT_NORMALIZATION = ("glpn", "layoutlmv2", "mobilevit", "superpoint")
+
+
+def published_resized(module: str, name: str) -> Callable[[], Any]:
+    return lambda: processor_class(module, name)(do_convert_rgb=True, **_PUBLISHED.get(module, {}))
+
+
+def drawn_size(draw: random.Random, *, least: int = 8, most: int = 260) -> dict[str, int]:
+    """Returns a size of one of the kinds that most processors take."""
+    one, two = draw.randrange(least, most), draw.randrange(least, most)
+    return draw.choice(
+        (
+            {"shortest_edge": one},
+            {"height": one, "width": two},
+            {"shortest_edge": min(one, two), "longest_edge": max(one, two)},
+            {"max_height": one, "max_width": two},
+        )
+    )
+
+
+def _sides(draw: random.Random, most: int = 260) -> dict[str, int]:
+    return {"height": draw.randrange(8, most), "width": draw.randrange(8, most)}
+
+
+def _own_options(draw: random.Random, module: str) -> dict[str, Any]:
+    """Returns the values that processors of one module have."""
+    if module == "dpt":
+        return {
+            "size": _sides(draw),
+            "ensure_multiple_of": draw.choice((1, 4, 14, 32)),
+            "keep_aspect_ratio": draw.random() < 0.5,
+            "do_pad": draw.random() < 0.5,
+            "size_divisor": draw.choice((None, 8, 30)),
+        }
+    if module == "efficientnet":
+        return {"rescale_offset": draw.random() < 0.5, "include_top": draw.random() < 0.6}
+    if module == "flava":
+        return {"codebook_size": _sides(draw), "codebook_do_resize": draw.random() < 0.5}
+    if module == "glpn":
+        given = {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+        return {"size_divisor": draw.choice((1, 4, 8, 16)), **draw.choice((given, {"do_normalize": False}))}
+    if module in ("layoutlmv2", "layoutlmv3"):
+        normalizes = module == "layoutlmv3" and draw.random() < 0.7
+        options = {"apply_ocr": False, "do_center_crop": False, "do_normalize": normalizes, "do_convert_rgb": True}
+        return options | ({"do_rescale": False} if module == "layoutlmv2" else {})
+    if module == "mobilevit":
+        return {"do_flip_channel_order": draw.random() < 0.7}
+    if module == "perceiver":
+        return {"size": _sides(draw)}
+    if module == "superpoint":
+        return {"do_normalize": None}
+    if module == "textnet":
+        return {"size": {"shortest_edge": draw.randrange(8, 200)}, "size_divisor": draw.choice((1, 8, 32, 40))}
+    return {"do_reduce_labels": draw.random() < 0.5} if module in ("mobilenet_v2", "segformer") else {}
+
+
+def drawn_resized(module: str, name: str) -> Callable[[random.Random], Any]:
+    def make(draw: random.Random) -> Any:
+        # Without normalisation the processors accept any number of channels, which no model does.
+        converts = True if module in _WITHOUT_NORMALIZATION else draw.choice((True, True, None))
+        options: dict[str, Any] = {
+            "size": drawn_size(draw),
+            "crop_size": _sides(draw),
+            "do_center_crop": draw.choice((True, False, None)),
+            "do_convert_rgb": converts,
+            "do_resize": draw.random() < 0.9,
+            "do_rescale": draw.random() < 0.9,
+            "do_normalize": not converts or draw.random() < 0.9,
+            "resample": draw.randrange(6),
+            "pad_size": _sides(draw),
+        }
+        return processor_class(module, name)(**{**options, **_own_options(draw, module)})
+
+    return make
+
+
+PADDED = {
+    "BridgeTower": ("bridgetower", "BridgeTowerImageProcessor"),
+    "Conditional DETR": ("conditional_detr", "ConditionalDetrImageProcessor"),
+    "Deformable DETR": ("deformable_detr", "DeformableDetrImageProcessor"),
+    "DETR": ("detr", "DetrImageProcessor"),
+    "Grounding DINO": ("grounding_dino", "GroundingDinoImageProcessor"),
+    "Mask2Former": ("mask2former", "Mask2FormerImageProcessor"),
+    "MaskFormer": ("maskformer", "MaskFormerImageProcessor"),
+    "OneFormer": ("oneformer", "OneFormerImageProcessor"),
+    "RT-DETR": ("rt_detr", "RTDetrImageProcessor"),
+    "ViLT": ("vilt", "ViltImageProcessor"),
+    "YOLOS": ("yolos", "YolosImageProcessor"),
+}
+"""Processors that pad the images of a batch."""
+_WITH_TEXT = ("bridgetower", "vilt")
+_MASKERS = ("mask2former", "maskformer")
+
+
+def published_padded(module: str, name: str) -> Callable[[], Any]:
+    return lambda: processor_class(module, name)(do_convert_rgb=True)
+
+
+def drawn_padded(module: str, name: str) -> Callable[[random.Random], Any]:
+    def make(draw: random.Random) -> Any:
+        converts = draw.choice((True, True, None))
+        edge = draw.randrange(8, 120)
+        size = drawn_size(draw, most=150)
+        while size.keys() == {"shortest_edge"} and module != "oneformer":
+            size = drawn_size(draw, most=150)
+        options: dict[str, Any] = {
+            "size": {"shortest_edge": edge} if module in _WITH_TEXT else size,
+            "crop_size": {"shortest_edge": draw.randrange(8, 150)} if module in _WITH_TEXT else _sides(draw),
+            "do_center_crop": draw.random() < 0.5,
+            "do_convert_rgb": converts,
+            "do_resize": draw.random() < 0.9,
+            "do_rescale": draw.random() < 0.9,
+            "do_normalize": not converts or draw.random() < 0.9,
+            "do_pad": draw.random() < 0.8,
+            "resample": draw.randrange(6),
+        }
+        if module in _WITH_TEXT or module in _MASKERS:
+            options["size_divisor"] = draw.choice((1, 8, 32))
+        if module not in _WITH_TEXT and module != "oneformer" and draw.random() < 0.2:
+            options["pad_size"] = {"height": draw.randrange(100, 900), "width": draw.randrange(100, 900)}
+        if (module in _MASKERS and draw.random() < 0.2) or (module in ("detr", "yolos") and draw.random() < 0.2):
+            options.update(size=edge, max_size=edge + draw.randrange(100))
+        return processor_class(module, name)(**options)
+
+    return make
+
+
+CASES = (
+    *(
+        Case(name, drawn_resized(*where), published_resized(*where), largest_ratio=30, slow=True)
+        for name, where in RESIZED.items()
+    ),
+    *(
+        Case(name, drawn_padded(*where), published_padded(*where), largest_ratio=30, slow=True)
+        for name, where in PADDED.items()
+    ),
+)
