@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections import deque
@@ -27,6 +28,9 @@ _WINDOW_SECONDS = 10.0
 _SHORT_WAIT_SECONDS = 1.0
 """Waits below this are not worth a word while batches arrive."""
 _MANY_STAGES = 12
+_MOST_TEXT = 240
+_NOTEBOOK_WIDTH = 100
+_NOTEBOOK_HTML = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
 _WAITS = "wait for "
 """How the names of stages begin in which a process waits for another."""
 
@@ -76,7 +80,10 @@ class LoaderPanel:
         if self._thread is not None:
             return
         draw, seconds = self._print_lines, self._line_seconds
-        if self._console.is_terminal or self._console.is_jupyter:
+        if self._console.is_jupyter:
+            draw, seconds = _NotebookOutput(self.render).draw, self._refresh_seconds
+            draw()
+        elif self._console.is_terminal:
             self._live = Live(console=self._console, get_renderable=self.render, auto_refresh=False)
             self._live.start(refresh=True)
             draw, seconds = self._live.refresh, self._refresh_seconds
@@ -132,6 +139,30 @@ class LoaderPanel:
     def _print_lines(self) -> None:
         for line in self.lines():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class _NotebookOutput:
+    """The panel as an output of a notebook's cell, which is replaced each time. It needs no ipywidgets.
+
+    Args:
+        render: Returns the panel.
+    """
+
+    def __init__(self, render: Callable[[], RenderableType]) -> None:
+        self._render = render
+        self._handle: Any = None
+
+    def draw(self) -> None:
+        """Shows the panel as it is now."""
+        from IPython.display import HTML, display  # type: ignore[import-not-found]
+
+        page = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False)
+        page.print(self._render())
+        output = HTML(page.export_html(inline_styles=True, code_format=_NOTEBOOK_HTML))
+        if self._handle is None:
+            self._handle = display(output, display_id=True)
+        else:
+            self._handle.update(output)
 
 
 class _History:
@@ -244,7 +275,7 @@ def _table(total: LoaderStatistics, recent: LoaderStatistics, bar_width: int) ->
     if total.failures:
         last = total.failures[-1]
         # Text, not markup: keys and reasons come from the data.
-        rows.add("last failure", "", Text(f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0]))
+        rows.add("last failure", "", f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0][:_MOST_TEXT])
     return rows.table
 
 
@@ -264,13 +295,11 @@ class _Rows:
             self.table.add_column(no_wrap=True)
         self.table.add_column(style="dim", overflow="fold")
 
-    def add(
-        self, name: str, number: str | Text, note: str | Text, *, share: float | None = None, color: str = ""
-    ) -> None:
+    def add(self, name: str, number: str | Text, note: str, *, share: float | None = None, color: str = "") -> None:
         """Adds a row, with a bar if it has a share of 0 to 1."""
         bar = "" if share is None else _bar(share, color, self._bar_width)
         # Text, not markup: names come from the data.
-        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(str(note)))
+        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(note))
 
 
 def _add_stages(rows: _Rows, total: LoaderStatistics, recent: LoaderStatistics) -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import html
 import io
+import re
+import sys
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +81,55 @@ def test_in_a_terminal_the_panel_is_drawn_again_and_again() -> None:
     text = file.getvalue()
     assert "\x1b[" in text
     assert "30 in 0 s" in text[text.rindex("batches per second") :]
+
+
+def test_in_a_notebook_the_output_of_the_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[str]] = []
+
+    class Handle:
+        def update(self, page: str) -> None:
+            shown[-1].append(page)
+
+    def display(page: str, *, display_id: bool) -> Handle:
+        assert display_id
+        shown.append([page])
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
+    loader = numbers_loader()
+    target = Console(file=io.StringIO(), force_jupyter=True)
+    with LoaderPanel(loader, console=target, refresh_seconds=0.02):
+        assert wait_until(lambda: len(shown[0]) >= 3, 20)
+        assert len(list(islice(loader, 30))) == 30
+    assert len(shown) == 1
+    last = shown[0][-1]
+    assert last.startswith("<pre")
+    text = html.unescape(re.sub("<[^>]*>", "", last))
+    assert "trainer blocked" in text
+    assert re.search(r"batches per second +\S+ +30 in 0 s", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_has_all_numbers_at_each_width(width: int) -> None:
+    target = Console(file=io.StringIO(), width=width, color_system=None)
+    loader = full_loader()
+    target.print(LoaderPanel(loader).render())
+    text = target.file.getvalue()  # type: ignore[attr-defined]
+    assert {len(line) for line in text.splitlines()} == {width}
+    words = " ".join(line.strip("│ ") for line in text.splitlines())
+    words = re.sub("[━╸╺ ]+", " ", words)
+    for part in (
+        "5.0% in all 5.0%, first batch after 2.5 s",
+        "2.0 21 in 12 s",
+        "0.4 MB/s 80 samples/s",
+        "0.52 6.5 s, computing 92%",
+        "dali-cpu 97, pil 900",
+        "75.0% 750 samples, 76.5% wanted now",
+        "7 encode_sample 5, filter 2",
+        "a.tar/k1: [red]not an image[/]",
+    ):
+        assert part in words, (part, text)
+    assert ("━" in text) == (width >= 80)
 
 
 def test_without_a_terminal_it_prints_lines() -> None:
