@@ -20,7 +20,7 @@ from energon_dali.diagnosis.tune import tune
 from energon_dali.integrations.loader_panel import LoaderPanel
 from energon_dali.loader import auto_workers
 
-_AUTO_SECONDS = 15.0
+_AUTO_SECONDS = 18.0
 _WORKERS = (1, 2, 4, 8)
 
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=2.5)
     options = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as scratch:

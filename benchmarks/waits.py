@@ -198,7 +198,7 @@ def write_images(folder: Path, *, large: bool, samples: int = 64) -> Path:
 
 
 def open_scenario(
-    scenario: Scenario, folder: Path, num_workers: Any, *, seconds: float = 0.03, batch_size: int = 4
+    scenario: Scenario, folder: Path, num_workers: Any, *, seconds: float = 0.01, batch_size: int = 4
 ) -> SavableDataset[Any]:
     """Opens the dataset of a scenario.
 
