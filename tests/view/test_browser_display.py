@@ -212,9 +212,9 @@ def test_bars_lead_to_their_samples(window: webdriver.Chrome, server: PageServer
 def blend(odd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two datasets, and in the split val one more that is missing."""
     folder = tmp_path_factory.mktemp("blend")
-    captions = captioning_dataset(folder / "captions", count=20)
-    known = [{"weight": 3, "path": str(captions)}, {"weight": 1, "path": str(odd)}]
-    splits = {"train": {"blend": known}, "val": {"blend": [*known, {"weight": 1, "path": str(folder / "none")}]}}
+    paths = [captioning_dataset(folder / "captions", count=20), odd, folder / "none"]
+    uses = [{"weight": 3 - number, "path": str(path), "split_part": "train"} for number, path in enumerate(paths)]
+    splits = {"train": {"blend": uses[:2]}, "val": {"blend": uses}}
     form = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
     (folder / "blend.yaml").write_text(json.dumps(form))
     return folder / "blend.yaml"
