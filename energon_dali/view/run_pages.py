@@ -66,7 +66,7 @@ def step(request: Request) -> Response:
         "step",
         entry=None,
         run=found,
-        number=number,
+        step_number=number,
         loss=None if found.loss is None else found.loss.at(number),
         batches=_with_texts(chosen),
         ranks=ranks,
