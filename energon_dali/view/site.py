@@ -163,6 +163,15 @@ class Site:
             self._sort_keys[entry.number] = (time.monotonic() + _SORT_KEYS_SECONDS, found)
         return found
 
+    def rows(self, entry: CatalogEntry, query: GridQuery) -> Rows:
+        """Returns the samples of the split, the shards, the tag and the choice of a query; see `select`."""
+        rows = entry.opened.rows(query.split or None)
+        if query.shard:
+            rows = rows_of_shards(entry.opened, rows, query.shard)
+        if query.tag:
+            rows = rows_among(rows, self.tags(entry).samples(query.tag))
+        return rows_among(rows, self.chosen(entry).numbers) if query.chosen else rows
+
     def select(self, entry: CatalogEntry, query: GridQuery) -> Selection | SortedSamples:
         """Returns the samples that meet a query, in its order.
 
@@ -175,16 +184,11 @@ class Site:
             DatasetError: The dataset or its index is damaged.
             StorageError: A file cannot be read.
         """
-        dataset = entry.opened
-        rows = dataset.rows(query.split or None)
-        if query.shard:
-            rows = rows_of_shards(dataset, rows, query.shard)
+        dataset, rows = entry.opened, self.rows(entry, query)
         lists: tuple[object, ...] = ()
         if query.tag:
-            rows = rows_among(rows, self.tags(entry).samples(query.tag))
             lists += (query.tag, self.tags(entry).version(query.tag))
         if query.chosen:
-            rows = rows_among(rows, self.chosen(entry).numbers)
             lists += (self.chosen(entry).version,)
         key = (entry.number, query.split, query.shard, query.wanted, *lists)
         base: Selection = rows

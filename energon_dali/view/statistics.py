@@ -21,6 +21,7 @@ STATISTICS_SECONDS = 120.0
 """Longest time of the queries of one page of statistics."""
 _CATEGORIES = 12
 _GROUPS = 20
+_FIELD_CHARTS = 24
 _FAILURES = 100_000
 _SPECIFIC = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
 
@@ -157,7 +158,7 @@ def collect_statistics(scan: Scan, *, source: int = 0, ranges: Ranges = None) ->
             repeated,
             tuple(DuplicateGroup(count, first, part, digest.lower()) for count, first, part, digest in groups),
             tuple(_failure_groups(connection, ranges)),
-            tuple(chart for chart in _charts(connection, parts, all_samples) if chart is not None),
+            tuple(chart for chart in _charts(connection, parts, all_samples, ranges) if chart is not None),
         )
 
 
@@ -201,7 +202,7 @@ def _failure_groups(connection: sqlite3.Connection, ranges: Ranges) -> list[Fail
     return sorted(found, key=lambda group: (-group.count, group.first))[:_GROUPS]
 
 
-def _charts(connection: sqlite3.Connection, parts: str, samples: str) -> Iterator[Chart | None]:
+def _charts(connection: sqlite3.Connection, parts: str, samples: str, ranges: Ranges) -> Iterator[Chart | None]:
     visible = "p.width IS NOT NULL AND p.height > 0"
     histogram, categories = partial(_histogram, connection, parts), partial(_categories, connection, parts)
     pixels: dict[str, Any] = {"unit": "px", "whole": True}
@@ -218,7 +219,28 @@ def _charts(connection: sqlite3.Connection, parts: str, samples: str) -> Iterato
     yield _histogram(connection, samples, "bytes", "Sizes of samples", "s.bytes", "1", "bytes", **size)
     yield categories("formats", "Formats of parts", ("p.format",), "p.format <> ''", (("format",),))
     shown = "p.mode <> '' AND p.kind IN ('image', 'video')"
+    yield from _field_charts(connection, ranges)
     yield categories("modes", "Colour modes", ("p.mode",), shown, (("mode",),))
+
+
+def _field_charts(connection: sqlite3.Connection, ranges: Ranges) -> Iterator[Chart | None]:
+    """Yields a chart for each of the first fields of JSON parts whose values occur more than once."""
+    fields = _from("fields f", "f.sample", ranges)
+    names = f"SELECT f.name, count(*) AS number {fields} GROUP BY f.name ORDER BY number DESC, 1 LIMIT ?"
+    for number, (name, _) in enumerate(connection.execute(names, (_FIELD_CHARTS,)).fetchall()):
+        columns = f"SELECT f.value, count(*) AS number {fields} WHERE f.name = ? GROUP BY f.value"
+        rows = connection.execute(f"{columns} ORDER BY number DESC, 1 LIMIT ?", (name, _CATEGORIES)).fetchall()
+        if not rows or rows[0][1] < 2:  # an identifier: every sample has its own
+            continue
+        kinds, total = connection.execute(f"SELECT count(*), sum(number) FROM ({columns})", (name,)).fetchone()
+        counts = tuple(count for _, count in rows)
+        others = total - sum(counts)
+        note = f"{others:,} values of {kinds - len(rows):,} other kinds are not shown." if others else ""
+        conditions = tuple({"field": f"{name}={value}"} for value, _ in rows)
+        labels = tuple(str(value) for value, _ in rows)
+        yield Chart(
+            f"field-{number}", f"JSON field {name}", labels, counts, note=note, rest=others, conditions=conditions
+        )
 
 
 def _histogram(

@@ -14,7 +14,7 @@ from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 from tests.view.hostile import KEYS, PARTS, write_hostile
 from tests.view.page_server import TOKEN, PageServer, serving
 
-SCRIPTS = {"/static/theme.js", "/static/view.js", "/static/media.js", "/static/choose.js"}
+SCRIPTS = {"/static/theme.js", "/static/view.js", "/static/media.js", "/static/facets.js", "/static/choose.js"}
 
 
 @pytest.fixture(scope="module")

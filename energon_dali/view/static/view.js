@@ -53,7 +53,7 @@ function takeFocus() {
   if (!wanted || document.activeElement !== document.body) return;
   const found = [...document.querySelectorAll(wanted.selector)];
   const same = wanted.text === undefined ? found : found.filter((one) => one.textContent.trim() === wanted.text);
-  const cards = document.querySelectorAll(".card");
+  const cards = document.querySelectorAll("a[data-sample]");
   const target = same[0] || (wanted.selector.includes("data-sample") && cards[wanted.isLast ? cards.length - 1 : 0]);
   // At the first and the last page, one of the two ways is no link.
   const isWay = wanted.selector.startsWith("a[rel");
@@ -90,7 +90,7 @@ document.addEventListener("click", (event) => {
   if (link.target || link.hasAttribute("download") || link.getAttribute("href").startsWith("#")) return;
   startWaiting();
   if (!isByKeyboard) return;
-  const sample = document.querySelector("main [data-index]");
+  const sample = document.querySelector(".sample[data-index]");
   // Back in the grid, the sample that was looked at has the focus.
   handFocusOn(link.rel === "up" && sample ? { selector: `[data-sample="${sample.dataset.index}"]` } : focused());
 });
@@ -115,10 +115,11 @@ function follow(relation) {
 }
 
 function moveInGrid(columns, rows) {
-  const cards = [...document.querySelectorAll(".card")];
+  const cards = [...document.querySelectorAll("a[data-sample]")];
   if (!cards.length) return false;
   const at = cards.indexOf(document.activeElement);
-  const perRow = cards.filter((card) => card.offsetTop === cards[0].offsetTop).length;
+  const top = (card) => card.getBoundingClientRect().top;
+  const perRow = cards.filter((card) => Math.abs(top(card) - top(cards[0])) < 2).length;
   const wanted = at < 0 ? 0 : at + columns + rows * perRow;
   const isBefore = wanted < 0;
   if (isBefore || wanted >= cards.length) {
