@@ -38,9 +38,14 @@ class FailureRecord:
     epoch: int = 0
     """The epoch in which it was dropped."""
     kind: str = ""
-    """What failures with one cause share: the stage, the type of the error, and the line that raised it."""
+    """What failures with one cause share: the stage, the type of the error, the line that raised it, and of data that
+    cannot be decoded the reason without its numbers and names."""
     index: int = -1
     """Index of the sample in its whole dataset; -1 if it is not known."""
+    error: str = ""
+    """The class of the error, such as "DecodeError"."""
+    route: str = ""
+    """What decoded, such as "pil" or "screen"; "" for other errors."""
 
 
 class WorkReport(NamedTuple):
@@ -168,6 +173,11 @@ class Metrics:
             self.kinds[failure.kind] += 1
             self._kinds_here[failure.kind] += 1
             return self._kinds_here[failure.kind]
+
+    def has_room_for(self, kind: str) -> bool:
+        """Returns whether failures of a kind have been counted in this process, or there are few kinds yet."""
+        with self._lock:
+            return kind in self._kinds_here or len(self._kinds_here) < KEPT_EXAMPLES
 
     def note_dropped(self) -> None:
         """Calls `on_dropped`, if it is set.

@@ -302,7 +302,8 @@ class _SourceIterator(StreamIterator[Any]):
                 failure = ReadFailure(of.reader, *of.reader.locate(index), of.name)
                 stages.read.on_failure(raw, failure, epoch=number)
                 continue
-            stages.read.on_success()
+            if not stages.read.is_sound:
+                stages.read.on_success()
             outer = self._load_clock.begin(raw)
             try:
                 key = (NAME, raw.index, number) if self._is_only else self._dataset.key_of(source, raw.index, number)
@@ -315,7 +316,8 @@ class _SourceIterator(StreamIterator[Any]):
                 continue
             finally:
                 self._load_clock.end(outer)
-            stages.loading.on_success()
+            if not stages.loading.is_sound:
+                stages.loading.on_success()
             if self._counters:
                 self._metrics.count(self._counters[source])
             return sample

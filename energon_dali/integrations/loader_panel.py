@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from rich.text import Text
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.integrations import LoaderReferences, Loaders
+from energon_dali.loader.advice import diagnose
+from energon_dali.loader.host_memory import memory_left
 from energon_dali.loader.processes.fork_safety import without_forks
 from energon_dali.loader.statistics import LoaderStatistics
 
@@ -27,6 +30,11 @@ _WINDOW_SECONDS = 10.0
 _SHORT_WAIT_SECONDS = 1.0
 """Waits below this are not worth a word while batches arrive."""
 _MANY_STAGES = 12
+_WAITS_SHARE = 0.25
+"""Share of the time that a trainer waits from which on the panel says what to change."""
+_MOST_TEXT = 240
+_NOTEBOOK_WIDTH = 100
+_NOTEBOOK_HTML = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
 _WAITS = "wait for "
 """How the names of stages begin in which a process waits for another."""
 
@@ -76,7 +84,10 @@ class LoaderPanel:
         if self._thread is not None:
             return
         draw, seconds = self._print_lines, self._line_seconds
-        if self._console.is_terminal or self._console.is_jupyter:
+        if self._console.is_jupyter:
+            draw, seconds = _NotebookOutput(self.render).draw, self._refresh_seconds
+            draw()
+        elif self._console.is_terminal:
             self._live = Live(console=self._console, get_renderable=self.render, auto_refresh=False)
             self._live.start(refresh=True)
             draw, seconds = self._live.refresh, self._refresh_seconds
@@ -101,25 +112,29 @@ class LoaderPanel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self) -> list[tuple[str, int, LoaderStatistics, LoaderStatistics]]:
-        """Returns (name, rank, statistics since the start, statistics of the last seconds) of each loader."""
+    def _read(self) -> list[tuple[str, int, LoaderStatistics, LoaderStatistics, str]]:
+        """Returns (name, rank, statistics since the start, those of the last seconds, advice) of each loader."""
         rows = []
         for name, loader in self._loaders:
-            total = loader.stats()
-            rows.append((name, loader.worker_config.rank, total, self._histories[name].recent(total)))
+            total, config = loader.stats(), loader.worker_config
+            recent = self._histories[name].recent(total)
+            rows.append((name, config.rank, total, recent, _advice(recent, config.num_workers)))
         return rows
 
     def render(self) -> RenderableType:
         """Returns the panel as it is now, for rich."""
         panels = [
-            Panel(_Body(total, recent), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
-            for name, rank, total, recent in self._read()
+            Panel(_Body(total, recent, advice), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
+            for name, rank, total, recent, advice in self._read()
         ]
         return Group(*panels)
 
     def lines(self) -> list[str]:
         """Returns one line per loader: what is printed where there is no terminal."""
-        return [_line(name, rank, total, recent) for name, rank, total, recent in self._read()]
+        return [
+            " ".join(filter(None, [_line(name, rank, total, recent), advice]))
+            for name, rank, total, recent, advice in self._read()
+        ]
 
     def _run(self, draw: Callable[[], None], seconds: float) -> None:
         """Thread body."""
@@ -132,6 +147,30 @@ class LoaderPanel:
     def _print_lines(self) -> None:
         for line in self.lines():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class _NotebookOutput:
+    """The panel as an output of a notebook's cell, which is replaced each time. It needs no ipywidgets.
+
+    Args:
+        render: Returns the panel.
+    """
+
+    def __init__(self, render: Callable[[], RenderableType]) -> None:
+        self._render = render
+        self._handle: Any = None
+
+    def draw(self) -> None:
+        """Shows the panel as it is now."""
+        from IPython.display import HTML, display  # type: ignore[import-not-found]
+
+        page = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False)
+        page.print(self._render())
+        output = HTML(page.export_html(inline_styles=True, code_format=_NOTEBOOK_HTML))
+        if self._handle is None:
+            self._handle = display(output, display_id=True)
+        else:
+            self._handle.update(output)
 
 
 class _History:
@@ -168,6 +207,14 @@ def _line(name: str, rank: int, total: LoaderStatistics, recent: LoaderStatistic
     return f"{name}, rank {rank}: {', '.join(parts)}"
 
 
+def _advice(recent: LoaderStatistics, num_workers: int) -> str:
+    """Returns what limits a loader whose trainer waits, and what to change; "" for one whose trainer does not wait."""
+    if not recent.batches or recent.blocked_share < _WAITS_SHARE:
+        return ""
+    found = diagnose(recent, num_workers=num_workers, memory=memory_left())
+    return "" if found.cause in ("nothing", "trainer", "start") else str(found)
+
+
 def _wait(total: LoaderStatistics, recent: LoaderStatistics) -> str:
     """Returns how long the trainer has been waiting, and for what; "" if that is not worth a word."""
     waiting = total.waiting_seconds
@@ -188,17 +235,21 @@ class _Body:
     Args:
         total: Statistics since the start.
         recent: Those of the last seconds.
+        advice: What limits it, and what to change; "" for nothing.
     """
 
-    def __init__(self, total: LoaderStatistics, recent: LoaderStatistics) -> None:
+    def __init__(self, total: LoaderStatistics, recent: LoaderStatistics, advice: str) -> None:
         self._total = total
         self._recent = recent
+        self._advice = advice
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wait = _wait(self._total, self._recent)
         if wait:
             yield Text(wait, style="bold red")
         yield _table(self._total, self._recent, _bar_width(options.max_width))
+        if self._advice:
+            yield Text(self._advice, style="yellow")
 
 
 def _bar_width(width: int) -> int:
@@ -244,7 +295,7 @@ def _table(total: LoaderStatistics, recent: LoaderStatistics, bar_width: int) ->
     if total.failures:
         last = total.failures[-1]
         # Text, not markup: keys and reasons come from the data.
-        rows.add("last failure", "", Text(f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0]))
+        rows.add("last failure", "", f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0][:_MOST_TEXT])
     return rows.table
 
 
@@ -264,13 +315,11 @@ class _Rows:
             self.table.add_column(no_wrap=True)
         self.table.add_column(style="dim", overflow="fold")
 
-    def add(
-        self, name: str, number: str | Text, note: str | Text, *, share: float | None = None, color: str = ""
-    ) -> None:
+    def add(self, name: str, number: str | Text, note: str, *, share: float | None = None, color: str = "") -> None:
         """Adds a row, with a bar if it has a share of 0 to 1."""
         bar = "" if share is None else _bar(share, color, self._bar_width)
         # Text, not markup: names come from the data.
-        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(str(note)))
+        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(note))
 
 
 def _add_stages(rows: _Rows, total: LoaderStatistics, recent: LoaderStatistics) -> None:

@@ -14,17 +14,28 @@ from energon_dali.loader.host_memory import MemoryLeft
 from energon_dali.loader.statistics import LoaderStatistics
 
 Cause = Literal[
-    "nothing", "trainer", "memory", "start", "slow worker", "storage", "decoding", "sleeping hook", "computing hook", "rank"
+    "nothing",
+    "trainer",
+    "memory",
+    "start",
+    "slow worker",
+    "storage",
+    "decoding",
+    "sleeping hook",
+    "computing hook",
+    "rank",
 ]
 """What limits a loader. "rank" is work of the rank's process, and "nothing" stands for none of the others."""
 
 _WAITS = frozenset({"wait for trainer", "wait for workers", "wait for decode"})
 """Stages in which a thread waits for another part of the loader."""
+_COMPUTES = frozenset({"load", "worker", "rank"})
+"""Stages of this package that wait for nothing but a core."""
 _READ = "read"
 _TRAINER_WAITS = 0.05
 """Share of the time that the trainer waits from which on the loader limits it."""
 _IDLE = 0.25
-"""Share of the time of all workers that they wait for room, from which on they wait for one of them, or for the rank."""
+"""Share of the workers' time in which the rank has no room from which on they wait for one of them, or for the rank."""
 _LARGE = 0.5
 """Share of the work from which on one stage is the cause."""
 _SLEEPS = 0.5
@@ -57,6 +68,7 @@ class Work:
             num_workers: Worker processes meanwhile.
         """
         elapsed = max(statistics.elapsed_seconds, 1e-9)
+        running = max(elapsed - statistics.starting_seconds, 1e-9)
         found = {name: time for name, time in statistics.stage_seconds.items() if name not in _WAITS and time > 0}
         cpu = {name: min(found[name], statistics.cpu_seconds.get(name, 0.0)) for name in found}
         # Who computes is who waits for a core.
@@ -64,12 +76,14 @@ class Work:
         waited = {
             name: statistics.core_wait_seconds * amount / computed if computed else 0.0 for name, amount in cpu.items()
         }
-        seconds = {name: max(cpu[name], found[name] - waited[name]) for name in found}
+        seconds = {
+            name: cpu[name] if name in _COMPUTES else max(cpu[name], found[name] - waited[name]) for name in found
+        }
         return cls(
             seconds,
             cpu,
-            statistics.stage_seconds.get("wait for trainer", 0.0) / (elapsed * max(1, num_workers)),
-            statistics.stage_seconds.get("wait for workers", 0.0) / elapsed,
+            statistics.stage_seconds.get("wait for trainer", 0.0) / (running * max(1, num_workers)),
+            statistics.stage_seconds.get("wait for workers", 0.0) / running,
             sum(statistics.cpu_seconds.values()) / elapsed,
         )
 
@@ -133,6 +147,9 @@ def diagnose(
     if work.total_seconds <= 0:
         return Diagnosis("nothing", "", "Nothing was measured yet.", "", more_workers=False)
     if num_workers > 1 and work.idle_share > _IDLE:
+        if trains and blocked < _LARGE:
+            finding = f"The trainer takes most of the time: it waits {blocked:.0%} of it, and the workers wait for it."
+            return Diagnosis("trainer", "", finding, "A faster loader would change little.", more_workers=False)
         return _of_uneven(work)
     return _of_stages(work, statistics, num_workers, cores)
 

@@ -61,6 +61,8 @@ class _Step(NamedTuple):
 
     number: int | None
     reason: str
+    kind: str = ""
+    """Of a reason to stay: it is logged once."""
 
 
 class AutoWorkers:
@@ -92,6 +94,8 @@ class AutoWorkers:
         """The number before a change that is being tried, and what happened with it."""
         self._refused: dict[int, str] = {}
         """Numbers that are not tried again, and why."""
+        self._logged = ""
+        """The kind of the reason that was logged last."""
 
     def note(self, waited_seconds: float) -> None:
         """Notes that the trainer has waited for a batch, which it has now."""
@@ -121,7 +125,7 @@ class AutoWorkers:
         self._window, self._earlier = _Window(self._clock()), now
         step = self._judge(window) or self._next(window, now.since(earlier))
         if step.number is None:
-            self._stay(step.reason)
+            self._stay(step)
             return None
         return self._change(step.number, step.reason)
 
@@ -151,57 +155,58 @@ class AutoWorkers:
         index = self.counts.index(self.current)
         waits = f"the trainer waits {window.waiting_share:.0%} of the time"
         if _NEVER_WAITS <= window.waiting_share <= _WAITS:
-            return _Step(None, waits)
+            return _Step(None, f"{waits}.", "enough")
         if len(self.changes) >= MOST_CHANGES - 1:  # one is left to take the last step back
-            return _Step(None, f"{waits}, and {MOST_CHANGES} changes are the most of a run")
+            return _Step(None, f"{waits}, and {MOST_CHANGES} changes are the most of a run.", "changes")
         if window.waiting_share < _NEVER_WAITS:
             smaller = self.counts[index - 1] if index > 0 else None
             if smaller is None or smaller in self._refused:
-                return _Step(None, "the trainer never waits" + self._why_not(smaller))
+                return _Step(None, f"the trainer never waits{self._why_not(smaller)}.", "never waits")
             return self._try(smaller, window, "the trainer never waits")
         larger = self.counts[index + 1] if index + 1 < len(self.counts) else None
-        found = diagnose(statistics, num_workers=self.current)
         if larger is None:
-            limit = f"{self.current} is the most that there is: give more num_streams"
+            limit, kind = f"{self.current} is the most that there is: give more num_streams", "streams"
         elif larger in self._refused:
-            limit = self._why_not(larger).removeprefix(", and ")
+            limit, kind = self._refused[larger], "tried"
         else:
-            limit = self._obstacle(larger, statistics)
-        if limit or larger is None:
-            return _Step(None, f"{waits}, and {limit}. {found.finding}")
-        return self._try(larger, window, waits)
+            limit, kind = self._obstacle(larger, statistics)
+            if not kind:
+                return self._try(larger, window, waits)
+        finding = diagnose(statistics, num_workers=self.current).finding
+        return _Step(None, f"{waits}, and {limit}. {finding}", kind)
 
     def _why_not(self, number: int | None) -> str:
         return f", and {self._refused[number]}" if number in self._refused else ""
 
-    def _obstacle(self, number: int, statistics: LoaderStatistics) -> str:
-        """Returns why a larger number cannot help; "" if it may."""
+    def _obstacle(self, number: int, statistics: LoaderStatistics) -> tuple[str, str]:
+        """Returns (why a larger number cannot help, the kind of reason); two empty strings if it may."""
         memory = memory_left()
         if memory is not None and memory.is_short:
-            return f"only {memory.available_bytes / 2**30:.1f} GiB of memory are left for more workers"
+            return f"only {memory.available_bytes / 2**30:.1f} GiB of memory are left for more workers", "memory"
         cores = cores_per_rank()
-        if number <= cores:
-            return ""
         # What is there keeps so many cores busy, and would do so in proportion.
         busy = Work.of(statistics, self.current).cores
-        if busy * number / self.current > _CORES * cores:
-            return f"{number} workers would need more than {cores} cores: {self.current} keep {busy:.1f} busy"
-        return ""
+        if number > cores and busy * number / self.current > _CORES * cores:
+            return f"{number} workers would need more than {cores} cores: {self.current} keep {busy:.1f} busy", "cores"
+        return "", ""
 
     def _try(self, number: int, window: _Window, reason: str) -> _Step:
         self._before = (self.current, window)
         return _Step(number, reason)
 
-    def _stay(self, reason: str) -> None:
-        if reason.split(".")[0] != self.reason.split(".")[0]:
-            logger.info('num_workers="auto": it stays at %d, because %s', self.current, reason)
-        self.reason = reason
+    def _stay(self, step: _Step) -> None:
+        self.reason = step.reason
+        if step.kind != self._logged:
+            self._logged = step.kind
+            logger.info('num_workers="auto": it stays at %d, because %s', self.current, step.reason)
 
     def _change(self, number: int, reason: str) -> int:
-        self._refused[self.current] = f"{self.current} were tried: {reason}"  # a number that was left is not tried again
+        self._refused[self.current] = (
+            f"{self.current} were tried: {reason}"  # a number that was left is not tried again
+        )
         logger.info('num_workers="auto": %d workers in place of %d, because %s.', number, self.current, reason)
         self.changes.append((self.current, number, reason))
-        self.reason = reason
+        self.reason, self._logged = reason, ""
         self.current, self._window, self._earlier = number, None, None
         return number
 
