@@ -193,6 +193,11 @@ class SampleLoader:
             wanted = self.part_filter()
             self.decoder.import_libraries(placement, None if wanted is None else wanted.names)
 
+    def prepare_workers(self) -> None:
+        """Looks up, in the rank's process, what workers must not."""
+        if self.decoder is not None:
+            self.decoder.prepare_workers()
+
     def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
         """Returns the seeds of samples from their passes over the data and their numbers in the dataset."""
         seeds: list[int] = sample_seeds(np.array([self.source_seed], np.uint64), epochs, indices).tolist()

@@ -20,6 +20,8 @@ from rich.text import Text
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.integrations import LoaderReferences, Loaders
+from energon_dali.loader.advice import diagnose
+from energon_dali.loader.host_memory import memory_left
 from energon_dali.loader.processes.fork_safety import without_forks
 from energon_dali.loader.statistics import LoaderStatistics
 
@@ -28,6 +30,8 @@ _WINDOW_SECONDS = 10.0
 _SHORT_WAIT_SECONDS = 1.0
 """Waits below this are not worth a word while batches arrive."""
 _MANY_STAGES = 12
+_WAITS_SHARE = 0.25
+"""Share of the time that a trainer waits from which on the panel says what to change."""
 _MOST_TEXT = 240
 _NOTEBOOK_WIDTH = 100
 _NOTEBOOK_HTML = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
@@ -108,25 +112,29 @@ class LoaderPanel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self) -> list[tuple[str, int, LoaderStatistics, LoaderStatistics]]:
-        """Returns (name, rank, statistics since the start, statistics of the last seconds) of each loader."""
+    def _read(self) -> list[tuple[str, int, LoaderStatistics, LoaderStatistics, str]]:
+        """Returns (name, rank, statistics since the start, those of the last seconds, advice) of each loader."""
         rows = []
         for name, loader in self._loaders:
-            total = loader.stats()
-            rows.append((name, loader.worker_config.rank, total, self._histories[name].recent(total)))
+            total, config = loader.stats(), loader.worker_config
+            recent = self._histories[name].recent(total)
+            rows.append((name, config.rank, total, recent, _advice(recent, config.num_workers)))
         return rows
 
     def render(self) -> RenderableType:
         """Returns the panel as it is now, for rich."""
         panels = [
-            Panel(_Body(total, recent), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
-            for name, rank, total, recent in self._read()
+            Panel(_Body(total, recent, advice), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
+            for name, rank, total, recent, advice in self._read()
         ]
         return Group(*panels)
 
     def lines(self) -> list[str]:
         """Returns one line per loader: what is printed where there is no terminal."""
-        return [_line(name, rank, total, recent) for name, rank, total, recent in self._read()]
+        return [
+            " ".join(filter(None, [_line(name, rank, total, recent), advice]))
+            for name, rank, total, recent, advice in self._read()
+        ]
 
     def _run(self, draw: Callable[[], None], seconds: float) -> None:
         """Thread body."""
@@ -199,6 +207,14 @@ def _line(name: str, rank: int, total: LoaderStatistics, recent: LoaderStatistic
     return f"{name}, rank {rank}: {', '.join(parts)}"
 
 
+def _advice(recent: LoaderStatistics, num_workers: int) -> str:
+    """Returns what limits a loader whose trainer waits, and what to change; "" for one whose trainer does not wait."""
+    if not recent.batches or recent.blocked_share < _WAITS_SHARE:
+        return ""
+    found = diagnose(recent, num_workers=num_workers, memory=memory_left())
+    return "" if found.cause in ("nothing", "trainer", "start") else str(found)
+
+
 def _wait(total: LoaderStatistics, recent: LoaderStatistics) -> str:
     """Returns how long the trainer has been waiting, and for what; "" if that is not worth a word."""
     waiting = total.waiting_seconds
@@ -219,17 +235,21 @@ class _Body:
     Args:
         total: Statistics since the start.
         recent: Those of the last seconds.
+        advice: What limits it, and what to change; "" for nothing.
     """
 
-    def __init__(self, total: LoaderStatistics, recent: LoaderStatistics) -> None:
+    def __init__(self, total: LoaderStatistics, recent: LoaderStatistics, advice: str) -> None:
         self._total = total
         self._recent = recent
+        self._advice = advice
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wait = _wait(self._total, self._recent)
         if wait:
             yield Text(wait, style="bold red")
         yield _table(self._total, self._recent, _bar_width(options.max_width))
+        if self._advice:
+            yield Text(self._advice, style="yellow")
 
 
 def _bar_width(width: int) -> int:

@@ -12,6 +12,7 @@ from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.processes.fork_safety import fork_hazard
+from energon_dali.loader.processes.fork_server import prepare_workers
 from energon_dali.loader.processes.launch import resolve_start_method
 from energon_dali.loader.workers.pool import WorkerPool
 
@@ -52,6 +53,7 @@ class RankPipeline:
     ) -> None:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
+            _look_up_for_workers(dataset)
             self.pool = WorkerPool(find_worker_borders(dataset), metrics, options, board)
             if on_pool is not None:
                 on_pool(self.pool)
@@ -79,22 +81,34 @@ class RankPipeline:
         self.iterator.close()
 
 
-def import_before_fork(dataset: SavableDataset[Any], start_method: StartMethod) -> None:
+def prepare_start(dataset: SavableDataset[Any], start_method: StartMethod) -> None:
     """Imports what each forked worker would otherwise import for itself when the first batch is wanted.
 
     So does the rank, unless its process may use a GPU, where libraries had better come after the fork. Where processes
-    are spawned nothing is imported, because each of them imports what it needs.
+    are spawned nothing is imported, because each of them imports what it needs. A fork server from which workers may
+    have to start is started, in the background.
 
     Args:
         dataset: The tree, cut by `cut_tree`.
         start_method: How processes start.
     """
-    if not has_workers(dataset) or resolve_start_method(start_method, uses_device=False) != "fork":
+    if not has_workers(dataset):
         return
-    import_module("numpy.random")  # workers seed it
-    _import_libraries(dataset, "worker")
-    if fork_hazard(uses_device=True) is None:
-        _import_libraries(dataset, "rank")
+    if resolve_start_method(start_method, uses_device=False) == "fork":
+        import_module("numpy.random")  # workers seed it
+        _import_libraries(dataset, "worker")
+        if fork_hazard(uses_device=True) is None:
+            _import_libraries(dataset, "rank")
+    if start_method == "auto":
+        prepare_workers()
+
+
+def _look_up_for_workers(dataset: SavableDataset[Any]) -> None:
+    """Looks up what workers must not, such as what a GPU decodes; it travels to them with the tree."""
+    for one in walk(dataset):
+        if isinstance(one, SourceDataset):
+            for source in one.sources:
+                source.load.prepare_workers()
 
 
 def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:

@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 
 from energon_dali import ConfigError, LoaderPanel
+from energon_dali.integrations import loader_panel
 from energon_dali.integrations.loader_panel import duration
+from energon_dali.loader.statistics import LoaderStatistics
 from tests.integrations.observed import everything, full_loader, numbers_loader
 from tests.running_time import wait_until
 
@@ -174,3 +176,23 @@ def test_times_must_be_positive(options: Any) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_panel_says_what_limits_a_loader_whose_trainer_waits() -> None:
+    hooks: Any = {"hooks": ["encode_sample"]}
+    waits = LoaderStatistics(
+        batches=20,
+        elapsed_seconds=10.0,
+        blocked_seconds=9.0,
+        first_batch_seconds=0.1,
+        stage_seconds={"encode_sample": 19.0, "decode": 1.0},
+        cpu_seconds={"encode_sample": 0.1, "decode": 1.0},
+        **hooks,
+    )
+    advice = loader_panel._advice(waits, 2)
+    assert "Your hook encode_sample takes most of it: 95% of the work, and it sleeps" in advice
+    assert "more workers help" in advice
+    assert loader_panel._advice(replace(waits, blocked_seconds=0.5), 2) == ""
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(loader_panel._Body(waits, waits, advice))
+    assert "Your hook encode_sample takes most of it" in " ".join(console.export_text().split())

@@ -78,7 +78,7 @@ def children() -> set[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _fork_server(warm_fork_server: None) -> None:
-    """Starts Python's fork server before anything is counted."""
+    """Starts the fork server before anything is counted."""
 
 
 @pytest.fixture(autouse=True)

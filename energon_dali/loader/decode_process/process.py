@@ -31,7 +31,7 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess, end_members
 from energon_dali.loader.processes.serialization import deserialize, serialize
-from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
+from energon_dali.loader.processes.server import BlockServer, ReportingTask, seed_generators
 from energon_dali.loader.processes.signals import forward_stack_requests, interrupts_deferred
 from energon_dali.loader.processes.work_board import WorkBoard, WorkReporter
 
@@ -48,7 +48,7 @@ STREAM = 0
 
 
 @dataclass(slots=True, eq=False)
-class DecodeTask(ProcessTask):
+class DecodeTask(ReportingTask):
     """What a decode process runs."""
 
     dataset: SavableDataset[Any]
@@ -159,10 +159,9 @@ class DecodeServer(BlockServer):
             pool.on_wait = lambda waited_seconds: self._report.send_if_due()
 
         task = self._task
-        options = task.options.for_decode_process()
         try:
             self._pipeline = RankPipeline(
-                task.dataset, self.metrics, options, task.state, on_pool=prepare_pool, board=self._board
+                task.dataset, self.metrics, task.options, task.state, on_pool=prepare_pool, board=self._board
             )
         except Exception as error:
             self._fail(error)

@@ -17,16 +17,16 @@ from contextlib import ExitStack, closing
 from energon_dali.datasets.metrics import Metrics, WorkReport
 from energon_dali.errors import WorkerDiedError, WorkerError
 from energon_dali.loader.processes.class_pickling import pickle_task
+from energon_dali.loader.processes.fork_server import start_process
 from energon_dali.loader.processes.launch import (
     ChildProcess,
     StartMethod,
     describe_exit,
     end_processes,
-    launch,
     resolve_start_method,
 )
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
-from energon_dali.loader.processes.server import ProcessTask
+from energon_dali.loader.processes.server import ReportingTask
 from energon_dali.loader.processes.shared_memory import ArenaViews, Channel
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.processes.work_board import WorkBoard
@@ -172,6 +172,7 @@ class ProcessGroup(ABC):
         end: Callable[[list[ServedProcess], io.FileIO, int], None] = end_members,
     ) -> None:
         self._metrics = metrics
+        self._uses_device = uses_device
         self._board = board
         metrics.read_others(board)
         self._method: StartMethod = resolve_start_method(start_method, uses_device=uses_device)
@@ -190,7 +191,7 @@ class ProcessGroup(ABC):
         """Process ids of the processes that were started."""
         return [member.process.pid for member in self._members]
 
-    def _pickle(self, task: ProcessTask, where: str, remedy: str) -> bytes | None:
+    def _pickle(self, task: ReportingTask, where: str, remedy: str) -> bytes | None:
         """Returns a task, pickled; None if it cannot be, and does not need to be.
 
         Raises:
@@ -208,7 +209,7 @@ class ProcessGroup(ABC):
                 f"first used), or use {remedy}."
             ) from error
 
-    def _start(self, name: str, task: ProcessTask, pickled: bytes | None) -> ServedProcess:
+    def _start(self, name: str, task: ReportingTask, pickled: bytes | None) -> ServedProcess:
         """Starts a process."""
         started = time.perf_counter()
         with interrupts_deferred():  # a process that is not among the members would never be waited for
@@ -219,7 +220,7 @@ class ProcessGroup(ABC):
                 member = ServedProcess(name, ours, parent_pipe_end)
                 on_failure.callback(member.close)
                 with closing(theirs):
-                    member.started(launch(self._method, theirs, pipe, task))
+                    member.started(start_process(self._method, theirs, pipe, task, may_use_device=self._uses_device))
                 on_failure.pop_all()
             self._members.append(member)
             report = WorkReport(task.process_name, started, "start", started, "", {}, {}, 0.0, [])

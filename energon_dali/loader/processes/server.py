@@ -49,19 +49,6 @@ _SETTINGS_OF_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_
 class ProcessTask(ABC):
     """What a child process runs. It is pickled with `pickle_task`, or inherited by a forked process."""
 
-    board: WorkBoard | None = None
-    """Where this process reports what it works on, as soon as it runs."""
-
-    @property
-    @abstractmethod
-    def process_name(self) -> str:
-        """What the process is, such as "worker 3"."""
-
-    @property
-    @abstractmethod
-    def board_region(self) -> int:
-        """Its region of the work board."""
-
     @abstractmethod
     def prepare(self) -> None:
         """Prepares this process: seeds, threads, the device."""
@@ -76,12 +63,29 @@ class ProcessTask(ABC):
         """
 
 
+class ReportingTask(ProcessTask):
+    """What a process runs that reports what it works on."""
+
+    board: WorkBoard | None = None
+    """Where it reports that, as soon as the process runs."""
+
+    @property
+    @abstractmethod
+    def process_name(self) -> str:
+        """What the process is, such as "worker 3"."""
+
+    @property
+    @abstractmethod
+    def board_region(self) -> int:
+        """Its region of the work board."""
+
+
 def run_task(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessTask | None = None) -> None:
     """Main function of a child process. Returns when the parent hangs up.
 
     Args:
-        channel: Connection to the parent. Its first message is the pickled task, unless `task` is given, and the
-            descriptor of the work board.
+        channel: Connection to the parent. Its first message is the pickled task, unless `task` is given, with the
+            descriptor of the work board for a `ReportingTask`.
         parent_pipe: Read end of a pipe whose write end only the parent holds.
         parent_pid: Process id of the parent.
         task: The task of a forked process.
@@ -99,6 +103,8 @@ def run_task(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessT
 
 def _receive_task(channel: Channel, task: ProcessTask | None) -> ProcessTask | None:
     """Returns the task, with the work board. If it cannot be unpickled here, sends the reason and returns None."""
+    if task is not None and not isinstance(task, ReportingTask):
+        return task
     first = channel.receive()
     assert first is not None
     data, descriptors = first
@@ -108,7 +114,8 @@ def _receive_task(channel: Channel, task: ProcessTask | None) -> ProcessTask | N
         channel.send(encode(failed_stream(WHOLE_PROCESS, 0, error, None)))
         return None
     assert task is not None
-    task.board = WorkBoard.of_descriptor(descriptors[0])
+    if isinstance(task, ReportingTask):
+        task.board = WorkBoard.of_descriptor(descriptors[0])
     return task
 
 

@@ -11,7 +11,7 @@ from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, Message, StartStream, StateSender, decode
 from energon_dali.loader.processes.serialization import serialize
-from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
+from energon_dali.loader.processes.server import BlockServer, ReportingTask, seed_generators
 from energon_dali.loader.processes.work_board import WorkReporter
 from energon_dali.shards.storage.local import allow_many_files
 from energon_dali.worker_config import IdleCores, cores_per_rank
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class WorkerTask(ProcessTask):
+class WorkerTask(ReportingTask):
     """What a worker runs."""
 
     borders: list[WorkerBorder]
