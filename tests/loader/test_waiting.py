@@ -117,6 +117,7 @@ class Reports:
         (("", ""), {}, "the loader is starting"),
         (("encode_batch", "a/k1"), {}, "the rank is in encode_batch of a/k1"),
         (("wait for decode", ""), {}, "the rank waits for the decoder"),
+        (("wait for reader", ""), {}, "the rank waits for the rank that reads its batches"),
         (("wait for workers", "1"), {}, "worker 1 is starting"),
         (("wait for workers", "1"), {"worker 1": ("start", "", 9.0)}, "worker 1 is starting"),
         (
