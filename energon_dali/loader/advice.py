@@ -27,7 +27,7 @@ Cause = Literal[
 ]
 """What limits a loader. "rank" is work of the rank's process, and "nothing" stands for none of the others."""
 
-_WAITS = frozenset({"wait for trainer", "wait for workers", "wait for decode"})
+_WAITS = frozenset({"wait for trainer", "wait for workers", "wait for decode", "wait for reader"})
 """Stages in which a thread waits for another part of the loader."""
 _COMPUTES = frozenset({"load", "worker", "rank"})
 """Stages of this package that wait for nothing but a core."""

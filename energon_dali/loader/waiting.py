@@ -18,9 +18,10 @@ _DOES = {
     "worker": "puts blocks together",
     "wait for decode": "waits for the decoder",
     "wait for trainer": "begins to work",
+    "wait for reader": "waits for the rank that reads its batches",
 }
 """What a process does in the stages that are not hooks."""
-_WITHOUT_OBJECT = ("start", "rank", "worker", "wait for decode", "wait for trainer")
+_WITHOUT_OBJECT = ("start", "rank", "worker", "wait for decode", "wait for trainer", "wait for reader")
 
 
 def describe_wait(metrics: Metrics) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -116,6 +117,7 @@ class Reports:
         (("", ""), {}, "the loader is starting"),
         (("encode_batch", "a/k1"), {}, "the rank is in encode_batch of a/k1"),
         (("wait for decode", ""), {}, "the rank waits for the decoder"),
+        (("wait for reader", ""), {}, "the rank waits for the rank that reads its batches"),
         (("wait for workers", "1"), {}, "worker 1 is starting"),
         (("wait for workers", "1"), {"worker 1": ("start", "", 9.0)}, "worker 1 is starting"),
         (
@@ -211,6 +213,7 @@ def stall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         trainer.start()
         try:
             assert wait_until(lambda: "k0009" in loader.stats().waiting_for, 20)
+            assert wait_until(lambda: loader.stats().stage_seconds["encode_sample"] > 0.6, 20)
             assert wait_until(lambda: loader.stats().waiting_seconds > 1.0, 20)
             widths = {width: drawn(panel, width) for width in (60, 80, 120)}
             yield Stall(loader, before, loader.stats(), widths, panel.lines()[0], exposition(loader), scalars.read())
@@ -242,7 +245,7 @@ def test_statistics_show_the_stall_while_it_lasts(stall: Stall) -> None:
     assert now.waiting_seconds > 1
     between = now.since(stall.before)
     assert between.blocked_seconds >= 1
-    assert 0.9 < between.blocked_share <= 1
+    assert 0.5 < between.blocked_share <= 1
     assert between.stage_seconds["encode_sample"] > 0.6
     assert between.cpu_seconds["encode_sample"] < 0.5 * between.stage_seconds["encode_sample"]
     assert "for a batch: " in str(now)
@@ -253,12 +256,12 @@ def test_the_panel_shows_the_stall(stall: Stall, width: int) -> None:
     lines = stall.panel[width].splitlines()
     assert {len(line) for line in lines} == {width}
     text = " ".join(" ".join(line.strip("│ ") for line in lines[1:4]).split())
-    assert text.startswith("waiting 1.")
+    assert re.match(r"waiting \d+\.\d s for a batch: ", text)
     assert "is in encode_sample of captions/k0009" in text
 
 
 def test_a_line_of_the_log_shows_the_stall(stall: Stall) -> None:
-    assert stall.line.startswith("train, rank 0: waiting 1.")
+    assert re.match(r"train, rank 0: waiting \d+\.\d s for a batch: ", stall.line)
     assert "is in encode_sample of captions/k0009" in stall.line
     assert "0.0/s" not in stall.line
     assert "blocked 0%" not in stall.line
@@ -273,7 +276,7 @@ def test_prometheus_shows_the_stall(stall: Stall) -> None:
 
 
 def test_numbers_for_a_log_show_the_stall(stall: Stall) -> None:
-    assert 0.9 < stall.scalars["loader/blocked_share"] <= 1
+    assert 0.5 < stall.scalars["loader/blocked_share"] <= 1
     assert stall.scalars["loader/trainer_waiting_seconds"] > 1
 
 

@@ -23,6 +23,7 @@ from energon_dali.shards.storage.forks import drop_in_child
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.stage_clock import StageClock
     from energon_dali.datasets.stream import State
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.prefetcher import Prefetcher
@@ -66,7 +67,10 @@ class FollowerLoader(SharingLoader[T]):
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         change = pin_for_trainer if options.pin_memory else None
         self._link.is_stopped = False
-        return _FollowingPrefetcher(self._link, self._course, self._count, self._snapshot, self._watchdog, change)
+        waiting = self._metrics.clock("wait for reader")
+        return _FollowingPrefetcher(
+            self._link, self._course, self._count, self._snapshot, self._watchdog, change, waiting
+        )
 
     def _next(self, epoch: int) -> T:
         self._link.oldest = self._position
@@ -219,6 +223,7 @@ class _FollowingPrefetcher:
         snapshot: The state after the last of them; None if there were none.
         watchdog: Is reset at every batch.
         change: Is applied to every batch.
+        waiting: Measures the waits.
     """
 
     occupancy: float | None = None
@@ -231,6 +236,7 @@ class _FollowingPrefetcher:
         snapshot: State | None,
         watchdog: Watchdog,
         change: Callable[[Any], Any] | None,
+        waiting: StageClock,
     ) -> None:
         self._link = link
         self._course = course
@@ -239,16 +245,20 @@ class _FollowingPrefetcher:
         self.snapshot: Any = snapshot
         self._watchdog = watchdog
         self._change = change
+        self._waiting = waiting
         self._failure: Exception | None = None
 
     def next(self) -> Any:
         if self._failure is not None:
             raise self._failure
+        outer = self._waiting.begin()
         try:
             kept = self._link.element(self._course, self.given)
         except RemoteFailure as failure:
             self._failure = failure.error
             raise failure.error from failure.error.__cause__
+        finally:
+            self._waiting.end(outer)
         element, batch = kept.element, self._link.batch(kept)
         if element.payload is not None and element.payload.on_gpu:
             batch = move(batch, "cuda", non_blocking=False)
