@@ -26,6 +26,7 @@ from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.molmo2 import Molmo2
+from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
 from energon_dali.decode.front_ends.ovis2 import Ovis2
 from energon_dali.decode.front_ends.patch_relatives import (
     Cosmos3Edge,
@@ -43,6 +44,7 @@ from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
+from energon_dali.decode.front_ends.registration import registered
 from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
@@ -118,7 +120,7 @@ def make_front_end(
         ConfigError: No family covers the processor, or one of its values.
     """
     config = read_processor(processor, "video" if issubclass(kind, VideoFrontEnd) else "image")
-    families = [family for family in (*FAMILIES, *VIDEO_FAMILIES) if issubclass(family, kind)]
+    families = [family for family in (*FAMILIES, *VIDEO_FAMILIES, *registered) if issubclass(family, kind)]
     family = _choose(families, config)
     if family is not None:
         if config.type_name in family.torchvision_only:
@@ -136,9 +138,11 @@ def make_front_end(
             "image_processor_type nor video_processor_type. Give the processor that transformers makes of it, or add "
             f"the type. Covered are {known}."
         )
+    nearest = describe_nearest_family(families, config)
     raise ConfigError(
-        f"There is no front end for {config.type_name}. Covered are {known}. Run this processor in encode_sample on "
-        "what the decoder gives."
+        f"There is no front end for {config.type_name}. {nearest}Covered are {known}. "
+        "Run this processor in encode_sample on what the decoder gives, or add a front end of your own: "
+        "register_front_end (docs/vlm.md)."
     )
 
 
