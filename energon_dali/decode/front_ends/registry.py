@@ -203,7 +203,7 @@ def _outer_values(processor: object) -> dict[str, Any]:
     ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
     if isinstance(ids, list) and ids and isinstance(ids[0], int):
         values["image_token_id"] = ids[0]
-    for name in ("boi_token_id", "boi_token", "eoi_token", "image_token"):
+    for name in ("image_token_id", "image_token", "boi_token_id", "boi_token", "eoi_token"):
         value = getattr(getattr(processor, "tokenizer", None), name, None)
         if isinstance(value, (int, str)):
             values.setdefault(name, value)

@@ -100,7 +100,8 @@ def gemma4_unified(**values: Any) -> Any:
 def aya_vision(**values: Any) -> Any:
     """Returns the processor of Aya Vision."""
     inner = image_processor("got_ocr2", "GotOcr2ImageProcessor", **values)
-    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>")
+    tiles = [f"TILE_{number}" for number in range(1, 13)]
+    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *tiles)
     return processor_class("aya_vision", "AyaVisionProcessor")(
         inner, words, patch_size=14, img_size=84, downsample_factor=2
     )
@@ -149,7 +150,9 @@ def cohere2_vision(**values: Any) -> Any:
 def ovis2(**values: Any) -> Any:
     """Returns the processor of Ovis 2."""
     inner = image_processor("ovis2", "Ovis2ImageProcessor", **values)
-    return processor_class("ovis2", "Ovis2Processor")(inner, tokenizer("<image>", "<IMG_ATOM>"), image_seq_length=5)
+    markers = [f"<IMG_{name}>" for name in ("START", "GRID", "COL", "ROW", "END")]
+    words = tokenizer("<image>", "<IMG_ATOM>", *markers)
+    return processor_class("ovis2", "Ovis2Processor")(inner, words, image_seq_length=5)
 
 
 def perception_lm(**values: Any) -> Any:
