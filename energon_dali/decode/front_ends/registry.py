@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.constant_text import FixedText
+from energon_dali.decode.front_ends.deepseek_ocr2 import DeepseekOcr2
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
 from energon_dali.decode.front_ends.emu3 import Emu3
 from energon_dali.decode.front_ends.fixed_size import FixedSize
@@ -77,6 +78,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Emu3,
     DeepseekVL,
     DeepseekVLHybrid,
+    DeepseekOcr2,
     Gemma3,
     Gemma4,
     Idefics2,

@@ -439,6 +439,26 @@ def drawn_molmo2(draw: random.Random) -> Any:
     )
 
 
+def deepseek_ocr2(**values: Any) -> Any:
+    """Returns the processor of DeepSeek-OCR 2."""
+    inner = image_processor("deepseek_ocr2", "DeepseekOcr2ImageProcessor", **values)
+    return processor_class("deepseek_ocr2", "DeepseekOcr2Processor")(inner, tokenizer("<image>"))
+
+
+def drawn_deepseek_ocr2(draw: random.Random) -> Any:
+    side, fewest = draw.randrange(20, 200), draw.randrange(1, 4)
+    return deepseek_ocr2(
+        size={"height": side, "width": side},
+        tile_size=draw.randrange(10, 200),
+        crop_to_patches=draw.random() < 0.8,
+        min_patches=fewest,
+        max_patches=fewest + draw.randrange(6),
+        background_color=[draw.randrange(256) for _ in range(3)],
+        resample=draw.randrange(6),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -573,4 +593,5 @@ CASES = (
         torchvision=True,
     ),
     Case("Molmo 2", drawn_molmo2, molmo2, own_tokens, run, texts=texts, torchvision=True),
+    Case("DeepSeek-OCR 2", drawn_deepseek_ocr2, deepseek_ocr2, None, run, texts=texts, slow=True),
 )
