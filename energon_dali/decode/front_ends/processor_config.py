@@ -436,21 +436,40 @@ class ProcessorConfig:
                 '(AutoImageProcessor.from_pretrained(..., backend="pil")), or its folder'
             )
 
-    def finish(self, unused: frozenset[str]) -> None:
-        """Checks that every value was taken or has no effect on pixels.
+    @property
+    def read(self) -> frozenset[str]:
+        """Names of the values that were given and taken."""
+        return frozenset(self._taken & self._values.keys() - self._nulls)
+
+    def unread(self, unused: frozenset[str]) -> dict[str, Any]:
+        """Returns the values that were not taken and may have an effect on pixels.
 
         Args:
             unused: Further keys without effect: those that the processor has as attributes, and does not read.
-
-        Raises:
-            ConfigError: A value was not; the message names it.
         """
-        left = {
+        return {
             name: value
             for name, value in self._values.items()
             if name not in self._taken | self._nulls | unused | _WITHOUT_EFFECT | _SOUND
             and not str(name).startswith("_")
         }
+
+    def under(self, type_name: str) -> ProcessorConfig:
+        """Returns these values as those of another class of processors, without a processor around it."""
+        own = ("image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class")
+        values = {name: value for name, value in self._values.items() if name not in own}
+        return ProcessorConfig({**values, "image_processor_type": type_name}, arithmetic=self.arithmetic)
+
+    def finish(self, unused: frozenset[str]) -> None:
+        """Checks that every value was taken or has no effect on pixels.
+
+        Args:
+            unused: As in `unread`.
+
+        Raises:
+            ConfigError: A value was not; the message names it.
+        """
+        left = self.unread(unused)
         if left:
             raise self.error(
                 "It sets " + ", ".join(f"{name}={shown(value)}" for name, value in left.items()) + ", which this front "

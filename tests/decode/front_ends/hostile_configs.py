@@ -169,6 +169,12 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
         {"processor_class": "DeepseekVLHybridProcessor"},
         ("num_image_tokens", "image_token"),
     ),
+    "DeepseekOcr2ImageProcessor": (
+        {"size": _SQUARE, "tile_size": 20},
+        ("tile_size", "crop_to_patches", "min_patches", "max_patches", "background_color"),
+        {},
+        ("patch_size", "downsample_ratio", "image_token"),
+    ),
     "Cohere2VisionImageProcessor": (
         {"size": _SQUARE, "patch_size": 3},
         ("crop_to_patches", "min_patches", "max_patches", "patch_size"),

@@ -100,7 +100,8 @@ def gemma4_unified(**values: Any) -> Any:
 def aya_vision(**values: Any) -> Any:
     """Returns the processor of Aya Vision."""
     inner = image_processor("got_ocr2", "GotOcr2ImageProcessor", **values)
-    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>")
+    tiles = [f"TILE_{number}" for number in range(1, 13)]
+    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *tiles)
     return processor_class("aya_vision", "AyaVisionProcessor")(
         inner, words, patch_size=14, img_size=84, downsample_factor=2
     )
@@ -149,7 +150,9 @@ def cohere2_vision(**values: Any) -> Any:
 def ovis2(**values: Any) -> Any:
     """Returns the processor of Ovis 2."""
     inner = image_processor("ovis2", "Ovis2ImageProcessor", **values)
-    return processor_class("ovis2", "Ovis2Processor")(inner, tokenizer("<image>", "<IMG_ATOM>"), image_seq_length=5)
+    markers = [f"<IMG_{name}>" for name in ("START", "GRID", "COL", "ROW", "END")]
+    words = tokenizer("<image>", "<IMG_ATOM>", *markers)
+    return processor_class("ovis2", "Ovis2Processor")(inner, words, image_seq_length=5)
 
 
 def perception_lm(**values: Any) -> Any:
@@ -436,6 +439,26 @@ def drawn_molmo2(draw: random.Random) -> Any:
     )
 
 
+def deepseek_ocr2(**values: Any) -> Any:
+    """Returns the processor of DeepSeek-OCR 2."""
+    inner = image_processor("deepseek_ocr2", "DeepseekOcr2ImageProcessor", **values)
+    return processor_class("deepseek_ocr2", "DeepseekOcr2Processor")(inner, tokenizer("<image>"))
+
+
+def drawn_deepseek_ocr2(draw: random.Random) -> Any:
+    side, fewest = draw.randrange(20, 200), draw.randrange(1, 4)
+    return deepseek_ocr2(
+        size={"height": side, "width": side},
+        tile_size=draw.randrange(10, 200),
+        crop_to_patches=draw.random() < 0.8,
+        min_patches=fewest,
+        max_patches=fewest + draw.randrange(6),
+        background_color=[draw.randrange(256) for _ in range(3)],
+        resample=draw.randrange(6),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -570,4 +593,5 @@ CASES = (
         torchvision=True,
     ),
     Case("Molmo 2", drawn_molmo2, molmo2, own_tokens, run, texts=texts, torchvision=True),
+    Case("DeepSeek-OCR 2", drawn_deepseek_ocr2, deepseek_ocr2, None, run, texts=texts, slow=True),
 )
