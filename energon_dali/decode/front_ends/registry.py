@@ -38,6 +38,7 @@ from energon_dali.decode.front_ends.patch_relatives import (
     VideoLlama3,
 )
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
+from energon_dali.decode.front_ends.pix2struct import Pix2Struct
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -48,6 +49,7 @@ from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
+from energon_dali.decode.front_ends.vision_video import VisionVideo, VJepa2Video
 from energon_dali.decode.spec import ImageDtype
 from energon_dali.errors import ConfigError
 
@@ -99,6 +101,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Donut,
     Nougat,
     Owlv2,
+    Pix2Struct,
     ZoeDepth,
     Resized,
     Sam2,
@@ -115,6 +118,8 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     Glm46VVideo,
     InternVLVideo,
     LlavaOnevisionVideo,
+    VisionVideo,
+    VJepa2Video,
 )
 
 

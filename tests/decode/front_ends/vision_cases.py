@@ -239,6 +239,15 @@ def drawn_owlv2(draw: random.Random) -> Any:
     )
 
 
+def drawn_pix2struct(draw: random.Random) -> Any:
+    return processor_class("pix2struct", "Pix2StructImageProcessor")(
+        patch_size={"height": draw.choice((8, 14, 16)), "width": draw.choice((8, 14, 16))},
+        max_patches=draw.choice((1, 7, 64, 256, 576)),
+        do_normalize=draw.random() < 0.8,
+        do_convert_rgb=True,
+    )
+
+
 def drawn_zoedepth(draw: random.Random) -> Any:
     return processor_class("zoedepth", "ZoeDepthImageProcessor")(
         size=_sides(draw),
@@ -334,6 +343,9 @@ CASES = (
         largest=300,
         largest_ratio=30,
         slow=True,
+    ),
+    Case(
+        "Pix2Struct", drawn_pix2struct, lambda: processor_class("pix2struct", "Pix2StructImageProcessor")(), slow=True
     ),
     Case(
         "ZoeDepth",
