@@ -208,6 +208,8 @@ def drawn_sam(draw: random.Random) -> Any:
     )
 
 
+ALWAYS_RESCALED = ("OWLv2", "ZoeDepth")
+"""Cases whose front ends refuse do_rescale=False: the processors would resample bytes, not values."""
 PAGES = {"Donut": ("donut", "DonutImageProcessor"), "Nougat": ("nougat", "NougatImageProcessor")}
 
 
