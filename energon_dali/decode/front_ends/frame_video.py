@@ -77,7 +77,33 @@ class FrameVideo(VideoFrontEnd):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlavaOnevisionVideo(FrameVideo):
+class StackedVideo(FrameVideo):
+    """Takes frames at equal steps, and stacks videos of one length and size."""
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        count = self.wanted_frames(total_frames, fps)
+        if count is None:
+            return list(range(total_frames))
+        count = max(1, count)
+        if count > total_frames:
+            raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
+        return [number * total_frames // count for number in range(count)]
+
+    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
+        """Returns dtype[videos, frames, 3, height, width]."""
+        import torch
+
+        shapes = sorted({tuple(video.pixels.shape) for video in images})
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
+                "num_frames, so that all videos have as many frames."
+            )
+        return torch.stack([video.values for video in images])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionVideo(StackedVideo):
     """Videos of LLaVA-OneVision: the model pools the features of each frame 2 x 2 and adds one token for a newline."""
 
     num_image_tokens: int = 729
@@ -98,30 +124,9 @@ class LlavaOnevisionVideo(FrameVideo):
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
 
-    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.wanted_frames(total_frames, fps)
-        if count is None:
-            return list(range(total_frames))
-        count = max(1, count)
-        if count > total_frames:
-            raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
-        return [number * total_frames // count for number in range(count)]
-
     def tokens(self, frames: int) -> int:
         side = math.ceil(int(math.sqrt(self.num_image_tokens)) / 2)
         return frames * side * side + 1
-
-    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
-        """Returns dtype[videos, frames, 3, height, width]."""
-        import torch
-
-        shapes = sorted({tuple(video.pixels.shape) for video in images})
-        if len(shapes) > 1:
-            raise ConfigError(
-                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
-                "num_frames, so that all videos have as many frames."
-            )
-        return torch.stack([video.values for video in images])
 
 
 @dataclass(frozen=True, kw_only=True)

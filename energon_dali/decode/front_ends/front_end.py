@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import Self
 
+from energon_dali.decode.front_ends.annotations import place_boxes, place_map
 from energon_dali.decode.front_ends.cutting import clear_outside, cut_tiles, placed
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
@@ -18,7 +19,9 @@ from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixel
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import ArrayLike, NDArray
 
     from energon_dali.decode.spec import ImageDtype
 
@@ -219,6 +222,35 @@ class FrontEnd(ABC):
             layout: Of the image.
         """
         return 0
+
+    def place_boxes(self, boxes: ArrayLike, layout: ImageLayout) -> NDArray[np.float32]:
+        """Returns boxes of an image, in pixels of the canvas of its last view.
+
+        Args:
+            boxes: (left, top, right, bottom) of each, in pixels of the image: [n, 4]. Points are [n, 2].
+            layout: Of the image (`handle.layout`, or `VisionInput.layout`).
+
+        Returns:
+            float32, of the shape of `boxes`; not limited to the canvas.
+        """
+        return place_boxes(boxes, layout)
+
+    def place_map(self, values: ArrayLike, layout: ImageLayout, fill: int = 0) -> NDArray[Any]:
+        """Returns a map of an image, such as a mask or classes of pixels, on the canvas of its last view.
+
+        Args:
+            values: bool, uint8 or integers[height, width]; or [n, height, width] for several maps. The nearest pixel
+                is taken.
+            layout: Of the image.
+            fill: Value of pixels outside the image.
+
+        Returns:
+            [height, width] or [n, height, width] of the canvas, of the same dtype.
+
+        Raises:
+            ConfigError: The map has another size than the image.
+        """
+        return place_map(values, layout, fill=fill, by=self.resampling)
 
     def expand_text(self, text: str, layouts: Iterable[ImageLayout]) -> str:
         """Returns a text with each image token replaced by the tokens of its image, as the processor expands it.

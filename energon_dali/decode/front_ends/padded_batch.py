@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from typing_extensions import Self
 
+from energon_dali.decode.front_ends.annotations import coco_labels
 from energon_dali.decode.front_ends.fixed_size import (
     CLIP_MEAN,
     CLIP_STD,
@@ -31,6 +33,9 @@ from energon_dali.decode.front_ends.resize_rules import (
     take_rule,
 )
 from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    import torch
 
 _DETECTORS = tuple(
     f"{name}ImageProcessor" for name in ("Detr", "ConditionalDetr", "DeformableDetr", "GroundingDino", "Yolos")
@@ -145,6 +150,27 @@ class PaddedBatch(FrontEnd):
                 "does not pad. Set do_pad=True in its configuration, or batch equal sizes together."
             )
         return max(height for height, _ in sizes), max(width for _, width in sizes)
+
+    def labels(
+        self, annotation: Mapping[str, Any], layout: ImageLayout, padded_size: tuple[int, int] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Returns the labels that DETR's processors make of an annotation of COCO for detection.
+
+        Masks of objects are not among them: `place_map` moves each to the resized image.
+
+        Args:
+            annotation: {"image_id": ..., "annotations": [{"bbox": [left, top, width, height], "category_id": ...,
+                "area": ..., "iscrowd": ...}, ...]}, in pixels of the image; crowds and empty boxes are left out.
+            layout: Of the image (`handle.layout`, or `VisionInput.layout`).
+            padded_size: (height, width) of its batch, of `padded_size`; None does not pad.
+
+        Returns:
+            image_id, class_labels, boxes (float32[n, 4]), area, iscrowd, orig_size and size.
+        """
+        import torch
+
+        made = coco_labels(annotation, layout, padded_size, normalizes=self.normalizes_boxes)
+        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()}
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch

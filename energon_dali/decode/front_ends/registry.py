@@ -43,6 +43,7 @@ from energon_dali.decode.front_ends.patch_relatives import (
 )
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
 from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
+from energon_dali.decode.front_ends.pix2struct import Pix2Struct
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -54,6 +55,7 @@ from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
+from energon_dali.decode.front_ends.vision_video import VisionVideo, VJepa2Video
 from energon_dali.decode.spec import ImageDtype
 from energon_dali.errors import ConfigError
 
@@ -109,6 +111,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Donut,
     Nougat,
     Owlv2,
+    Pix2Struct,
     ZoeDepth,
     Resized,
     Sam2,
@@ -125,6 +128,8 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     Glm46VVideo,
     InternVLVideo,
     LlavaOnevisionVideo,
+    VisionVideo,
+    VJepa2Video,
 )
 
 

@@ -251,7 +251,7 @@ class Resized(FrontEnd):
         return cls(
             values=_values(config, what),
             filter=config.take_filter(what.filter),
-            convert_rgb=config.take_flag("do_convert_rgb", what.convert_rgb),
+            convert_rgb="do_convert_rgb" not in what.unused and config.take_flag("do_convert_rgb", what.convert_rgb),
             rule=rule,
             flips_channels=_flips_channels(config),
             pad_multiple=_pad_multiple(config),

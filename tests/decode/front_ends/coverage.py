@@ -40,8 +40,40 @@ TORCHVISION = {
     **{name: kind for name, (_, kind) in vision_cases.TORCHVISION.items()},
 }
 """The image processor of each case that needs torchvision, without which it cannot be made."""
-REASONS: dict[str, str] = {}
+REASONS = {
+    "EfficientLoFTRImageProcessor": "takes pairs of images",
+    "LightGlueImageProcessor": "takes pairs of images",
+    "SuperGlueImageProcessor": "takes pairs of images",
+    "Sapiens2ImageProcessor": "cuts out the boxes of people, which it is given beside the image",
+    "SegGptImageProcessor": "takes prompts of images and masks beside the image",
+    "TimmWrapperImageProcessor": "needs timm, whose own transforms it runs",
+    "TvpImageProcessor": "takes videos as lists of images",
+    "VitMatteImageProcessor": "takes a trimap beside the image, as a fourth channel",
+    "VitPoseImageProcessor": "cuts out the boxes of people, which it is given beside the image",
+}
 """Why a class has no front end, where it is not that nobody has written one yet."""
+NAMED = (
+    *("aya_vision", "blip", "blip-2", "clip", "convnext", "deepseek_vl", "deit", "detr", "dinov2", "dinov3_vit"),
+    *("donut-swin", "florence2", "gemma3", "gemma3n", "gemma4", "glm4v", "grounding-dino", "idefics2", "idefics3"),
+    *("internvl", "janus", "kimi_k25", "layoutlmv3", "llama4", "llava", "llava_next", "llava_onevision"),
+    *("mask2former", "mistral3", "mllama", "molmo2", "nougat", "ovis2", "owlv2", "paligemma", "phi4_multimodal"),
+    *("pix2struct", "pixtral", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl", "qwen3_omni_moe", "qwen3_vl", "resnet"),
+    *(
+        "rt_detr",
+        "sam",
+        "sam2",
+        "sam3",
+        "segformer",
+        "siglip",
+        "siglip2",
+        "smolvlm",
+        "swin",
+        "trocr",
+        "videomae",
+        "vit",
+    ),
+)
+"""Widely used types, which must all be covered."""
 _HEAD = """# Model types of transformers
 
 Front ends cover {images} of the {all_images} model types that have an image processor in transformers {version},

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from energon_dali import FrontEnd
+from energon_dali import ConfigError, FrontEnd
 from tests.decode.front_ends.case import Case
 from tests.decode.front_ends.cases import CASES as ALL_CASES
 from tests.decode.front_ends.comparison import compare
 from tests.decode.front_ends.images import draw_images
 from tests.decode.front_ends.mixed_cases import processor_class
+from tests.decode.front_ends.vision_cases import ALWAYS_RESCALED
 
 CASES = [case for case in ALL_CASES if not case.torchvision]
 """Those that need torchvision, which is not installed for `make test`, are in `test_torchvision_cases`."""
@@ -54,6 +55,10 @@ def _with(processor: Any, **values: Any) -> Any:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_values_that_are_neither_rescaled_nor_normalised(case: Case) -> None:
     processor = _with(case.make(random.Random(15)), do_rescale=False, do_normalize=False, do_convert_rgb=True)
+    if case.name in ALWAYS_RESCALED:
+        with pytest.raises(ConfigError, match="do_rescale=False is not supported"):
+            FrontEnd.from_processor(processor)
+        return
     result = compare(processor, draw_images(2, 4, largest=120, extremes=False), call=case.call)
     assert result.differences == []
 

@@ -24,6 +24,14 @@ FAMILIES = {
     "LLaVA-OneVision videos": ("llava_onevision", "LlavaOnevisionVideoProcessor"),
     "InternVL videos": ("internvl", "InternVLVideoProcessor"),
 }
+VISION = {
+    "VideoMAE videos": ("videomae", "VideoMAEVideoProcessor"),
+    "TimeSformer videos": ("timesformer", "TimesformerVideoProcessor"),
+    "ViViT videos": ("vivit", "VivitVideoProcessor"),
+    "V-JEPA 2 videos": ("vjepa2", "VJEPA2VideoProcessor"),
+}
+"""Videos of vision models, which have no tokens."""
+FAMILIES |= VISION
 _OF_ONE_SIZE = ("LlavaOnevisionVideoProcessor", "InternVLVideoProcessor")
 _RATES = (1.0, 10.0, 24.0, 30000 / 1001, 30.0)
 
@@ -69,6 +77,8 @@ def _kind(values: dict[str, Any] | None) -> str | None:
 
 def draw_values(draw: random.Random, kind: str) -> dict[str, Any]:
     """Returns the values of a video processor."""
+    if kind in [name for _, name in VISION.values()]:
+        return _draw_vision_values(draw)
     values: dict[str, Any] = {"do_sample_frames": draw.random() < 0.7}
     if draw.random() < 0.1:
         values["do_rescale"] = values["do_normalize"] = False
@@ -94,6 +104,21 @@ def draw_values(draw: random.Random, kind: str) -> dict[str, Any]:
     else:
         values["num_frames"] = draw.randint(1, 20)
     return values
+
+
+def _draw_vision_values(draw: random.Random) -> dict[str, Any]:
+    one, two = draw.randint(4, 120), draw.randint(4, 120)
+    values: dict[str, Any] = {
+        "size": draw.choice(({"height": one, "width": two}, {"shortest_edge": one})),
+        "crop_size": {"height": draw.randint(4, 140), "width": draw.randint(4, 140)},
+        "do_center_crop": draw.random() < 0.8,
+        "do_resize": draw.random() < 0.9,
+        "do_sample_frames": draw.random() < 0.7,
+        "resample": draw.choice((2, 3)),
+    }
+    if draw.random() < 0.1:
+        values["do_rescale"] = values["do_normalize"] = False
+    return values | draw.choice(({"fps": draw.choice((0.5, 1, 2, 3.7))}, {"num_frames": draw.randint(1, 20)}))
 
 
 def _compare(processor: Any, draw: random.Random, generator: Any, result: Comparison) -> str | None:
@@ -129,7 +154,8 @@ def _compare(processor: Any, draw: random.Random, generator: Any, result: Compar
     if frames != list(layout.frames):
         return f"{what}: frames {list(layout.frames)} instead of {frames}"
     ours = batch_vision([front_end.render_video(video[frames], layout)])
-    values, expected = ours.get("pixel_values_videos"), theirs["pixel_values_videos"]
+    key = "pixel_values_videos" if "pixel_values_videos" in theirs else "pixel_values"
+    values, expected = ours.get(key), theirs[key]
     if values is None:  # InternVL's processor puts the frames of all videos into one list
         values, expected = ours["pixel_values"], expected.flatten(0, 1)
     if values.shape != expected.shape:

@@ -208,6 +208,8 @@ def drawn_sam(draw: random.Random) -> Any:
     )
 
 
+ALWAYS_RESCALED = ("OWLv2", "ZoeDepth")
+"""Cases whose front ends refuse do_rescale=False: the processors would resample bytes, not values."""
 PAGES = {"Donut": ("donut", "DonutImageProcessor"), "Nougat": ("nougat", "NougatImageProcessor")}
 
 
@@ -236,6 +238,15 @@ def drawn_owlv2(draw: random.Random) -> Any:
         do_pad=draw.random() < 0.8,
         do_resize=draw.random() < 0.9,
         do_normalize=draw.random() < 0.8,
+    )
+
+
+def drawn_pix2struct(draw: random.Random) -> Any:
+    return processor_class("pix2struct", "Pix2StructImageProcessor")(
+        patch_size={"height": draw.choice((8, 14, 16)), "width": draw.choice((8, 14, 16))},
+        max_patches=draw.choice((1, 7, 64, 256, 576)),
+        do_normalize=draw.random() < 0.8,
+        do_convert_rgb=True,
     )
 
 
@@ -334,6 +345,9 @@ CASES = (
         largest=300,
         largest_ratio=30,
         slow=True,
+    ),
+    Case(
+        "Pix2Struct", drawn_pix2struct, lambda: processor_class("pix2struct", "Pix2StructImageProcessor")(), slow=True
     ),
     Case(
         "ZoeDepth",
