@@ -11,6 +11,7 @@ from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
+from energon_dali.datasets.wrappers.worker_decode import WorkerDecodeDataset
 from energon_dali.loader.processes.fork_safety import fork_hazard
 from energon_dali.loader.processes.launch import resolve_start_method
 from energon_dali.loader.workers.pool import WorkerPool
@@ -97,6 +98,8 @@ def _prepare_workers(dataset: SavableDataset[Any]) -> None:
         if isinstance(one, SourceDataset):
             for source in one.sources:
                 source.load.prepare_workers()
+        elif isinstance(one, WorkerDecodeDataset):
+            one.decoder.prepare_workers()
 
 
 def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:
