@@ -254,6 +254,12 @@ def _refuse_empty(
     if not any(one.source.num_samples for one in opened):
         subsets = [reference.subset for reference in references]
         conditions = sorted({str(one.where) for one in subsets if one is not None and one.where is not None})
+        files = sorted({str(one.keys) for one in subsets if one is not None and one.keys is not None})
+        if files and not conditions:
+            raise EmptyDatasetError(
+                f"{', '.join(one.source.name for one in opened)} has no sample in the split part {split_part!r} that "
+                f"{', '.join(files)} names: they are in other parts of the split. Choose another split_part{hint}"
+            )
         if conditions:
             raise EmptyDatasetError(
                 f"{', '.join(one.source.name for one in opened)} has no sample in the split part {split_part!r} that "

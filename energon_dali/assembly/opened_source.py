@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_dali.assembly.identities import Identities, SourceConfig
 from energon_dali.assembly.measures import filter_ranges
+from energon_dali.assembly.named_samples import filter_by_keys
 from energon_dali.assembly.options import DatasetOptions, check_number
 from energon_dali.assembly.sample_loaders import (
     FactoryLoader,
@@ -116,7 +117,8 @@ def open_source(
             opened = _open_jsonl(reference, number, options, files)
         else:
             opened = _open_folder(reference, number, options, files, identities, factory)
-        ranges = filter_ranges(opened.ranges, opened.reader, opened.load, reference, options)
+        ranges = filter_by_keys(opened.ranges, opened.reader, reference)
+        ranges = filter_ranges(ranges, opened.reader, opened.load, reference, options)
         opened = replace(opened, ranges=ranges)
         reference, options = _with_order(opened.order, reference, options)
     return order_samples(opened, reference, number, options, repeat)
@@ -193,6 +195,7 @@ def order_samples(
 
 
 def _subset_config(subset: Subset) -> list[Any]:
+    # Which samples a file of keys names is in "ranges": the file may move.
     return [subset.share, subset.numbers, *([] if subset.where is None else [str(subset.where)])]
 
 

@@ -165,7 +165,7 @@ def _part(source: SourceReference) -> str:
 def _count(source: SourceReference) -> str:
     try:
         count = f"{count_samples(source):,}"
-        return count if source.subset is None or source.subset.where is None else f"up to {count}"
+        return count if source.subset is None or source.subset.is_range else f"up to {count}"
     except (EnergonDaliError, OSError) as error:
         return f"? ({type(error).__name__})"
 

@@ -236,6 +236,12 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
 @click.option("--split-part", default="train", show_default=True, help="Part of the split, for the encoder's batch.")
 @click.option("--batch-size", type=click.IntRange(min=0), default=4, show_default=True, help="0: the encoder groups.")
 @click.option("--packing-buffer-size", type=click.IntRange(min=1), help="Samples from which the encoder chooses packs.")
+@click.option("--choose", default="", metavar="FILE", help="Choose the samples that this file of keys names.")
+@click.option(
+    "--run", multiple=True, metavar="FILE", help="A saved state or debug log of a run, or a folder of them; repeatable."
+)
+@click.option("--loss", default="", metavar="FILE", help="The loss of the run: a CSV file, or files of TensorBoard.")
+@click.option("--loss-name", default="", metavar="NAME", help="Its column or tag, if it is not called loss.")
 @file_options
 def view(path: str, port: int, opens: bool, batch_size: int, **given: Any) -> None:
     """Show the dataset, the metadataset (.yaml), or the .jsonl file at PATH as a page in your browser.

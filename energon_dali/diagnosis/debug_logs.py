@@ -111,6 +111,8 @@ class DebugLogs:
         self._files = list(files)
         self._unreadable = 0
         self._has_delivered = False
+        self._place = (0, 0)
+        """(number of the file, byte at which the line begins) of the entry that is looked at."""
         self._modes: dict[int, str | None] = {}
         self._steps: dict[int, int] = {}
         for _, entry in self._entries():
@@ -175,6 +177,38 @@ class DebugLogs:
                 yield steps.setdefault(rank, 0), rank, entry["keys"]
                 steps[rank] += 1
 
+    def places(self, modes: Iterable[str], *, loader: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+        """Yields (step, rank, number of the file, byte at which the line begins) of each line that says what was
+        delivered; see `deliveries`.
+
+        Args:
+            modes: "train", "val". Lines that do not name their mode always count.
+            loader: Id of one of Energon's loaders; None reads lines of this package alone.
+        """
+        for step, rank, _ in self._delivered(set(modes), loader):
+            yield step, rank, *self._place
+
+    def keys_at(self, file: int, offset: int) -> list[str]:
+        """Returns the keys of the samples that a line names.
+
+        Args:
+            file: Number of the file.
+            offset: Byte at which the line begins.
+
+        Raises:
+            StorageError: It cannot be read, or the file changed.
+        """
+        path = self._files[file]
+        try:
+            with path.open("rb") as opened:
+                opened.seek(offset)
+                entry = self._parse(opened.readline().decode("utf-8", "replace"))
+        except OSError as error:
+            raise StorageError(f"The debug log {path} cannot be read: {error}.") from error
+        if entry is None:
+            raise StorageError(f"The debug log {path} changed since it was opened. Open it again.")
+        return list(_flat(entry.get("keys")))
+
     def _read(self) -> Iterator[tuple[int, int, Any]]:
         for number, entry in self._entries():
             if entry.get("t") == _ENERGON_READS:
@@ -199,8 +233,12 @@ class DebugLogs:
         self._unreadable = 0
         for number, path in enumerate(self._files):
             try:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    for entry in map(self._parse, file):
+                with path.open("rb") as file:
+                    offset = 0
+                    for line in file:
+                        self._place = (number, offset)
+                        offset += len(line)
+                        entry = self._parse(line.decode("utf-8", "replace"))
                         if entry is not None:
                             yield number, entry
             except OSError as error:

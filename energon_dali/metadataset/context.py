@@ -26,7 +26,7 @@ class CallOptions(TypedDict, total=False):
     shuffle_over_epochs_multiplier: int | None
     """Combined with those of the files; 1 by default."""
     subset: object
-    """Range of all samples, as `Subset.of` takes it; None, the default, is all."""
+    """Range, keys or condition of all samples, as `Subset.of` takes it; None, the default, is all."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,32 @@ class Context:
         Raises:
             DatasetFormatError: The subset is invalid, or does not fit those above.
         """
-        if value is None and (self.subset is None or self.subset.numbers is None):
+        if value is None and (self.subset is None or (self.subset.numbers is None and self.subset.keys is None)):
             return self
         try:
-            return replace(self, subset=(Subset() if value is None else Subset.of(value)).within(self.subset))
+            inner = Subset() if value is None else Subset.of(_with_path(node.at("subset"), value))
+            return replace(self, subset=inner.within(self.subset))
         except ConfigError as error:
             raise (node if value is None else node.at("subset")).error(str(error)) from error
+
+
+def _with_path(node: Node, value: Any) -> Any:
+    """Returns a subset with the path of its file of keys resolved: relative to the metadataset.
+
+    Args:
+        node: Where the subset is.
+        value: The subset, as it is written.
+
+    Raises:
+        DatasetFormatError: The path is invalid, or a metadataset in a store names a local file.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("keys"), str):
+        return value
+    at = node.at("keys")
+    path = at.resolve_path(value["keys"])
+    if path.is_local and not node.document.base.is_local:
+        raise at.error(f"{excerpt(value['keys'])} is a local file, which a remote metadataset must not name.")
+    return {**value, "keys": path}
 
 
 def combine_shuffle_over_epochs(outer: int | None, inner: int | None) -> int | None:

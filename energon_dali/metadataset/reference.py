@@ -1,6 +1,7 @@
 """The result of resolving a metadataset: the datasets that are read, how they are put together, and their subsets.
 
-A subset is a range of the samples of a dataset, as numbers or as shares, or those whose measures fulfil a condition.
+A subset is a range of the samples of a dataset, as numbers or as shares, the samples that a file names by their keys,
+or those whose measures fulfil a condition.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, StorageError
 from energon_dali.metadataset.condition import Condition
 from energon_dali.metadataset.document import Location
 from energon_dali.plan.scheduled import Schedule
 from energon_dali.plan.slices import Slices
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.subset_file import check_subset_path
 
 _FORM = 'Write two percentages, such as ["0%", "25%"], or two sample numbers, such as [100, 200] or [100, end].'
-_KEYS = {"range", "where"}
+_KEYS = {"range", "keys", "where"}
 
 
 @dataclass(frozen=True, slots=True)
 class Subset:
     """A range of the samples of a split part, in file order. The shares are taken of the range that the numbers leave.
 
-    Of the range, a condition on measures may choose samples.
+    Of the range, a file of keys and a condition on measures may choose samples.
 
     Raises:
         ConfigError: A range ends before it starts, or is outside the whole.
@@ -39,6 +42,8 @@ class Subset:
     """(start, stop) as sample numbers, stop exclusive; a stop of None is the end. Only for a single dataset."""
     where: Condition | None = None
     """What the measures of a sample have to be; None takes all."""
+    keys: StoragePath | None = None
+    """File that names the samples, as `read_subset_file` takes it; None takes all. Only for a single dataset."""
 
     def __post_init__(self) -> None:
         begin, end = self.share
@@ -49,12 +54,18 @@ class Subset:
             if first < 0 or (last is not None and last < first):
                 raise ConfigError(f"A subset from sample {first} to {last} is invalid. {_FORM}")
 
+    @property
+    def is_range(self) -> bool:
+        """Whether it takes every sample of a range, so that their number is known without an index or measures."""
+        return self.where is None and self.keys is None
+
     @classmethod
     def of(cls, value: Any) -> Subset:
         """Returns the subset that a user wrote.
 
         Args:
-            value: A Subset, [begin, end], or a mapping with `range: [begin, end]`, `where: condition` or both.
+            value: A Subset, [begin, end], or a mapping with one or more of `range: [begin, end]`, `keys: path` and
+                `where: condition`.
 
         Raises:
             ConfigError: It has another form, or is invalid.
@@ -64,8 +75,10 @@ class Subset:
         if isinstance(value, Mapping):
             if not value or not value.keys() <= _KEYS:
                 keys = sorted(map(str, value))
-                raise ConfigError(f"subset has the keys {keys}, and needs `range`, `where` or both. {_FORM}")
+                raise ConfigError(f"subset has the keys {keys}, and needs some of `range`, `keys` and `where`. {_FORM}")
             subset = cls() if "range" not in value else cls.of(value["range"])
+            if "keys" in value:
+                subset = replace(subset, keys=_keys_path(value["keys"]))
             return replace(subset, where=Condition.parse(value["where"])) if "where" in value else subset
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
             raise ConfigError(f"subset has the range {value!r}. {_FORM}")
@@ -83,10 +96,15 @@ class Subset:
             outer: Share that the outer level takes; None takes all.
 
         Raises:
-            ConfigError: The outer one counts samples, which only the innermost one can.
+            ConfigError: The outer one counts or names samples, which only the innermost one can.
         """
         if outer is None:
             return self
+        if outer.keys is not None:
+            raise ConfigError(
+                f"subset names samples by the file {outer.keys}, and is given for a blend or a metadataset. Keys are "
+                "those of a single dataset: give each dataset a file of its own."
+            )
         if outer.numbers is not None:
             raise ConfigError(
                 f"subset {list(outer.numbers)} counts samples, and is given for a blend or a metadataset. Sample "
@@ -97,7 +115,9 @@ class Subset:
         where = self.where or outer.where
         if self.where is not None and outer.where is not None:
             where = Condition((*self.where.comparisons, *outer.where.comparisons))
-        return Subset((begin + outer.share[0] * length, begin + outer.share[1] * length), self.numbers, where)
+        return Subset(
+            (begin + outer.share[0] * length, begin + outer.share[1] * length), self.numbers, where, self.keys
+        )
 
     def bounds(self, total: int) -> tuple[int, int]:
         """Returns (start, stop) for a dataset of `total` samples, stop exclusive.
@@ -115,6 +135,18 @@ class Subset:
                 )
         length = last - first
         return first + int(length * self.share[0]), first + int(length * self.share[1])
+
+
+def _keys_path(value: Any) -> StoragePath:
+    """Returns the path of a file of keys.
+
+    Raises:
+        ConfigError: It is no path, or has another ending than such files have.
+    """
+    try:
+        return check_subset_path(StoragePath.of(value))
+    except StorageError as error:
+        raise ConfigError(f"subset has keys={excerpt(value)}: {error}") from error
 
 
 def _bound(value: Any) -> int | float | None:

@@ -109,7 +109,7 @@ def resolve(
 def count_samples(source: SourceReference) -> int:
     """Returns the number of samples of a dataset or join, in its split part and subset; opens no shard.
 
-    A condition on measures does not count: they depend on the task encoder.
+    Keys and a condition on measures do not count: the index, or measures of the task encoder, would have to be read.
 
     Raises:
         DatasetError: Its files are malformed, or a join has no index.

@@ -22,12 +22,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
-from energon_dali.view import pages
+from energon_dali.view import blend_pages, choosing, comparison, pages, run_pages
 from energon_dali.view.content import send_part
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
 from energon_dali.view.site import STATIC, Site
-from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail
+from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail, make_waveform
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 _SAMPLE = "/data/{dataset:int}/sample/{index:int}"
@@ -48,25 +48,39 @@ def create_app(site: Site, token: str) -> Guard:
         yield
         await run_in_threadpool(site.close)
 
+    runs = Lane(1)
     checks, encodings, pictures, queries = Lane(1), Lane(1), Lane(max(2, os.cpu_count() or 1)), Lane(4)
     routes = [
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
+        Route("/data/{dataset:int}/facets", queries(pages.facets)),
+        Route("/data/{dataset:int}/chosen", choosing.change, methods=["POST"]),
+        Route("/data/{dataset:int}/chosen.{ending}", queries(choosing.export)),
+        Route("/data/{dataset:int}/chosen/open", choosing.open_file, methods=["POST"]),
+        Route("/data/{dataset:int}/tags", choosing.tag, methods=["POST"]),
+        Route("/data/{dataset:int}/compare", comparison.compare_chosen),
+        Route("/compare", queries(comparison.compare)),
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
-        Route("/mixture", queries(pages.mixture)),
-        Route("/mixture/shares", queries(pages.mixture_shares)),
+        Route("/blend", queries(blend_pages.blend)),
+        Route("/mixture", queries(blend_pages.mixture)),
+        Route("/mixture/shares", queries(blend_pages.mixture_shares)),
         Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),
+        Route("/run", runs(run_pages.run)),
+        Route("/run/step/{step:int}", runs(run_pages.step)),
         Route("/encoder", encodings(pages.encoded_batch)),
         Route("/encoder/reload", pages.reload_encoder, methods=["POST"]),
         Route("/encoder/image/{view}/{number:int}", pages.encoded_image),
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),
+        Route(f"{_PART}/text", queries(pages.more_text)),
         Route(f"{_PART}/thumbnail", pictures(partial(picture, make_thumbnail))),
         Route(f"{_PART}/image", pictures(partial(picture, convert_image))),
         Route(f"{_PART}/strip", pictures(partial(picture, make_strip))),
+        Route(f"{_PART}/waveform", pictures(partial(picture, make_waveform))),
+        Route(f"{_PART}/pixel", pictures(pages.pixel)),
         Route("/scan", pages.scan_progress),
         Route("/scan/start", pages.start_scan, methods=["POST"]),
         Route("/scan/cancel", pages.cancel_scan, methods=["POST"]),
@@ -111,14 +125,14 @@ def part(request: Request) -> Response:
 
 
 def picture(make: Callable[[ViewedDataset, ViewedSample, ViewedPart], tuple[bytes, str]], request: Request) -> Response:
-    """Answers `.../part/P/thumbnail`, `image` and `strip`: what a function of `thumbnail` makes of a media part."""
+    """Answers `.../part/P/thumbnail`, `image`, `strip`, `waveform`: what a function of `thumbnail` makes of a part."""
     entry, sample, found = pages.part_of(request)
     try:
         content, kind = make(entry.opened, sample, found)
     except (EnergonDaliError, OSError, ValueError):  # a browser shows it in place of the image
         headers = {"content-security-policy": DATA_POLICY}
         return FileResponse(STATIC / "broken.svg", 422, headers, "image/svg+xml")
-    return Response(content, 200, _PICTURE_HEADERS, kind)
+    return Response(content, 200 if content else 204, _PICTURE_HEADERS, kind)
 
 
 def _show_error(request: Request, error: Exception) -> Response:

@@ -37,6 +37,14 @@ class ViewOptions:
     """Name of dataset.yaml; only for a folder."""
     split_config: str | None = None
     """Name of the split file; only for a folder."""
+    choose: str = ""
+    """File of keys whose samples are chosen; only for a single dataset."""
+    run: tuple[str, ...] = ()
+    """Saved states or debug logs of a run, or folders of them."""
+    loss: str = ""
+    """CSV file, or file or folder of TensorBoard, with the loss of the run."""
+    loss_name: str = ""
+    """Column or tag of the loss; "" finds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +133,9 @@ class Catalog:
         """Splits of the metadataset."""
         self.schedules: dict[str, Schedule] = {}
         """By split, weights that change while a job runs."""
+        self._uses: dict[str, list[Use]] = {}
+        self.sources: dict[str, list[tuple[int, str]]] = {}
+        """By split, (number of the entry, part of its split) of each dataset of the blend; of a join, the first one."""
         if not self.is_metadataset:
             dataset = open_dataset(self.path, dataset_config, split_config)
             self.entries: Sequence[CatalogEntry] = (
@@ -139,6 +150,27 @@ class Catalog:
     def entry(self, number: int) -> CatalogEntry | None:
         """Returns a dataset by its number; None if there is none."""
         return self.entries[number] if 0 <= number < len(self.entries) else None
+
+    @property
+    def first_opened(self) -> int:
+        """Number of the first dataset that can be opened."""
+        return next((entry.number for entry in self.entries if entry.dataset is not None), 0)
+
+    def entry_of_source(self, split: str, number: int) -> CatalogEntry | None:
+        """Returns the entry of a dataset of a blend; None if there is no such dataset.
+
+        Args:
+            split: Split of the metadataset.
+            number: Number of the dataset in the blend, from 0.
+        """
+        if not self.is_metadataset:
+            return self.entries[0] if number == 0 else None
+        sources = self.sources.get(split, [])
+        return self.entries[sources[number][0]] if 0 <= number < len(sources) else None
+
+    def use_of_source(self, split: str, number: int) -> Use:
+        """Returns how a blend uses one of its datasets; arguments as in `entry_of_source`."""
+        return self._uses[split][number]
 
     def close(self) -> None:
         """Closes all files."""
@@ -156,11 +188,18 @@ class Catalog:
                 self.schedules[split] = blend.schedule
             for source in blend.sources:
                 where = "" if source.location is None else str(source.location)
+                used: list[CatalogEntry] = []
                 for one in [source] if source.join is None else source.join.columns:
                     key = (one.path, one.dataset_config, one.split_config)
                     if key not in entries:
                         entries[key] = _open_entry(len(entries), *key)
                     entries[key].uses.append(Use(split, one.split_part, source.weight, source.repetitions, where))
+                    used.append(entries[key])
+                part = source.split_part if source.join is None else source.join.columns[0].split_part
+                self.sources.setdefault(split, []).append((used[0].number, part))
+                self._uses.setdefault(split, []).append(
+                    Use(split, part, source.weight, source.repetitions, where),
+                )
         return list(entries.values())
 
 

@@ -20,15 +20,18 @@ from starlette.responses import Response, StreamingResponse
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.storage.request_pool import CALLS_AT_ONCE, map_in_threads
+from energon_dali.view.conversation import Conversation, find_conversation
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY
 from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 
 MOST_TEXT_BYTES = 256 << 10
-"""Bytes of a part that are shown; more would make the page slow."""
+"""Bytes of a part that are shown at a time; more would make the page slow."""
 SNIPPET_BYTES = 600
 """Bytes of a text that the grid shows."""
 _DUMPED_BYTES = 512
+_MORE_DUMPED_BYTES = 8 << 10
+_HEAD_BYTES = 4096
 _NPY_MAGIC = b"\x93NUMPY"
 _MOST_HEADER_BYTES = 64 << 10
 CHUNK_BYTES = 1 << 20
@@ -57,12 +60,16 @@ class ShownPart:
 
     part: ViewedPart
     """The part."""
-    kind: Literal["image", "av", "json", "text", "bytes", "array", "error"]
+    kind: Literal["image", "av", "json", "chat", "text", "bytes", "array", "error"]
     """How it is shown."""
     text: str = ""
     """Its text, a dump of its first bytes, a description, or an error."""
     note: str = ""
     """What is not shown, or was not as expected."""
+    rest: int | None = None
+    """Byte at which what is not shown yet begins; None if there is no more."""
+    conversation: Conversation | None = None
+    """The conversation that its JSON is; only of a "chat"."""
 
 
 def show_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> ShownPart:
@@ -79,16 +86,49 @@ def show_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) ->
         content = dataset.read(sample, part, 0, MOST_TEXT_BYTES)
     except (EnergonDaliError, OSError) as error:
         return ShownPart(part, "error", str(error))
-    note = f"The first {len(content):,} of {part.size:,} bytes." if len(content) < part.size else ""
-    if part.kind == "json" and not note:
-        return _shown_json(part, content)
+    is_whole = len(content) >= part.size
+    if part.kind == "json" and is_whole:
+        return _shown_json(sample, part, content)
     if part.kind in ("json", "text"):
-        return _shown_text(part, content, note)
+        return _shown_text(part, content, is_whole)
     if content.startswith(_NPY_MAGIC):
-        return ShownPart(part, "array", describe_npy(content), note)
+        return ShownPart(part, "array", describe_npy(content))
     if _is_text(content):
-        return _shown_text(part, content, note)
-    return ShownPart(part, "bytes", dump(content[:_DUMPED_BYTES]), f"The first {_DUMPED_BYTES} bytes, in hexadecimal.")
+        return _shown_text(part, content, is_whole)
+    rest = _DUMPED_BYTES if part.size > _DUMPED_BYTES else None
+    note = f"The first {_DUMPED_BYTES} bytes, in hexadecimal." if rest else "In hexadecimal."
+    return ShownPart(part, "bytes", dump(content[:_DUMPED_BYTES]), note, rest)
+
+
+def more_of_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart, start: int) -> tuple[str, int | None]:
+    """Returns (what follows on the page after the bytes that it shows, where the rest begins; None at the end).
+
+    Args:
+        dataset: The dataset.
+        sample: The sample.
+        part: One of its parts that is shown as text or in hexadecimal.
+        start: Number of bytes that are shown.
+
+    Raises:
+        DatasetError: The shard changed since it was indexed, or is missing.
+        StorageError: It cannot be read.
+    """
+    is_dump = part.kind == "binary" and not _is_text(dataset.read(sample, part, 0, _HEAD_BYTES))
+    content = dataset.read(sample, part, start, _MORE_DUMPED_BYTES if is_dump else MOST_TEXT_BYTES)
+    if start + len(content) < part.size and not is_dump:
+        content = content[: _whole_letters(content)]
+    end = start + len(content)
+    text = "\n" + dump(content, start) if is_dump else content.decode("utf-8", "replace")
+    return text, end if content and end < part.size else None
+
+
+def _whole_letters(content: bytes) -> int:
+    """Returns the length of UTF-8 text without the letter that its end divides."""
+    for back in range(1, min(4, len(content)) + 1):
+        if content[-back] & 0xC0 != 0x80:  # where a letter begins
+            length = 1 if content[-back] < 0xC0 else 2 if content[-back] < 0xE0 else 3 if content[-back] < 0xF0 else 4
+            return len(content) - back if length > back else len(content)
+    return len(content)
 
 
 def snippets(dataset: ViewedDataset, samples: Sequence[ViewedSample]) -> list[str]:
@@ -111,30 +151,38 @@ def _snippet(dataset: ViewedDataset, sample: ViewedSample) -> str:
         content = dataset.read(sample, part, 0, SNIPPET_BYTES)
     except (EnergonDaliError, OSError):
         return ""
-    return " ".join(content.decode("utf-8", "replace").split())
+    cut = content[: _whole_letters(content)] if len(content) < part.size else content
+    return " ".join(cut.decode("utf-8", "replace").split())
 
 
-def _shown_json(part: ViewedPart, content: bytes) -> ShownPart:
+def _shown_json(sample: ViewedSample, part: ViewedPart, content: bytes) -> ShownPart:
     try:
         value = parse_json(content, any_number=True)
-        return ShownPart(part, "json", json.dumps(value, indent=2, ensure_ascii=False))
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        found = find_conversation(value, sample.parts)
+        return ShownPart(part, "json" if found is None else "chat", text, conversation=found)
     except (ValueError, RecursionError) as error:
-        shown = _shown_text(part, content, "")
+        shown = _shown_text(part, content)
         return ShownPart(part, "text", shown.text, f"This is not valid JSON: {str(error)[:300]}")
 
 
-def _shown_text(part: ViewedPart, content: bytes, note: str) -> ShownPart:
+def _shown_text(part: ViewedPart, content: bytes, is_whole: bool = True) -> ShownPart:
+    rest = None
+    note = ""
+    if not is_whole:
+        content = content[: _whole_letters(content)]
+        rest = len(content)
+        note = f"The first {rest:,} of {part.size:,} bytes."
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         text = content.decode("utf-8", "replace")
-        if len(content) - error.start > 4 or not note:  # a cut may divide the last letter
-            note = f"{note} Byte {error.start:,} is not UTF-8; what cannot be read is shown as \ufffd.".strip()
-    return ShownPart(part, "text", text, note)
+        note = f"{note} Byte {error.start:,} is not UTF-8; what cannot be read is shown as \ufffd.".strip()
+    return ShownPart(part, "text", text, note, rest)
 
 
 def _is_text(content: bytes) -> bool:
-    head = content[:4096]
+    head = content[:_HEAD_BYTES]
     if not head or b"\0" in head:
         return False
     text = head.decode("utf-8", "replace")
@@ -162,13 +210,18 @@ def describe_npy(content: bytes) -> str:
         return f"A NumPy file whose header cannot be read: {str(error)[:200]}"
 
 
-def dump(content: bytes) -> str:
-    """Returns bytes as a table: offset, 16 bytes in hexadecimal, and the letters among them."""
+def dump(content: bytes, first: int = 0) -> str:
+    """Returns bytes as a table: offset, 16 bytes in hexadecimal, and the letters among them.
+
+    Args:
+        content: The bytes.
+        first: Offset of the first of them.
+    """
     lines = []
     for start in range(0, len(content), 16):
         row = content[start : start + 16]
         letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{start:08x}  {row.hex(' ', 1):<47}  {letters}")
+        lines.append(f"{first + start:08x}  {row.hex(' ', 1):<47}  {letters}")
     return "\n".join(lines)
 
 

@@ -13,21 +13,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_dali.assembly.mixture import blended_plan, open_sources
-from energon_dali.assembly.options import DatasetOptions
 from energon_dali.errors import ConfigError
 from energon_dali.plan.mixtures import BlendPlan, EpochizedBlendPlan
 from energon_dali.plan.plan import Plan
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan
-from energon_dali.task_encoder.cooking import Cooker
-from energon_dali.task_encoder.default import DefaultTaskEncoder
-from energon_dali.worker_config import WorkerConfig
+from energon_dali.view.blended import open_blend
 
 DEFAULT_DRAWS = 10_000
 MAX_DRAWS = 10_000_000
 MAX_STEPS = 1_000_000_000
-DEFAULT_SAMPLES_PER_STEP = 1024
 MAX_SAMPLES_PER_STEP = 1 << 17
 WINDOWS = 10
 """Consecutive parts of the draws that are counted for themselves; fewer if there are fewer steps."""
@@ -109,25 +104,16 @@ def drawn_mixture(
     most = MAX_DRAWS if samples_per_step is None else MAX_STEPS * samples_per_step
     if not 1 <= num_draws <= most:
         raise ConfigError(f"num_draws={num_draws} is invalid: it must be from 1 to {most:,}.")
-    streams = num_streams if samples_per_step is None else None
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed_offset)
-    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
-    encoder.cookers = (Cooker(lambda sample, **stores: sample),)
-    allowed = {"allow_imports": allow_imports, "allow_code": allow_code}
-    options = DatasetOptions.of_call(
-        encoder,
-        config,
-        allowed,
-        split_part=split_part,
-        training=True,
-        repeat=True,
-        batch_size=samples_per_step,
-        global_batch_size=samples_per_step,
+    opened = open_blend(
+        path,
+        split_part,
+        num_streams=num_streams,
+        samples_per_step=samples_per_step,
+        seed_offset=seed_offset,
+        allow_imports=allow_imports,
+        allow_code=allow_code,
     )
-    blend, opened = open_sources(path, options)
-    sources = [one.source for one in opened]
-    sizes = [source.num_samples for source in sources]
-    plan = blended_plan(blend, sources, options)
+    blend, sizes, plan = opened.blend, opened.sizes, opened.plan
     edges: tuple[int, ...] = ()
     if samples_per_step is not None:
         if not isinstance(plan, ScheduledBlendPlan):
@@ -139,7 +125,7 @@ def drawn_mixture(
         edges = tuple(np.unique(np.linspace(0, steps, WINDOWS + 1).astype(np.int64)).tolist())
         counts, wanted = _over_steps(plan, edges)
     else:
-        counts, wanted = _first_draws(plan, -(-num_draws // num_streams), config.streams, len(opened))
+        counts, wanted = _first_draws(plan, -(-num_draws // num_streams), range(num_streams), len(sizes))
     draws, total = counts.sum(0), int(counts.sum())
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
     overall = wanted[0] if samples_per_step is None else wanted.T @ counts.sum(1) / max(1, total)

@@ -24,10 +24,12 @@ from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find
 
 MAX_FIELDS = 200
 """Fields that are shown of one sample or batch."""
-MAX_TOKENS = 4096
-"""Tokens that are shown of one row."""
-_MAX_ROWS = 8
-_MAX_TEXT = 20_000
+MAX_TOKENS = 32_768
+"""Tokens that are shown of one field, where runs of the same token count as one."""
+FOLDED_FROM = 8
+"""Tokens of one kind in a row from which they are shown as one, with their number: those of an image are thousands."""
+_MAX_ROWS = 32
+_MAX_TEXT = 1_000_000
 _MAX_VALUES = 64
 _MAX_DEPTH = 5
 _MAX_ITEMS = 32
@@ -82,6 +84,22 @@ class ShownToken:
     """Its text; "" if there is no tokenizer, or it has none for this number."""
     ignored: bool = False
     """Whether the loss ignores it (-100)."""
+    position: int = 0
+    """Its position in the row, from 0; of a run, that of the first."""
+    count: int = 1
+    """How often it follows itself; above 1, it stands for a whole run."""
+
+    @property
+    def word(self) -> str:
+        """The word that it is, or begins: what a search for its samples needs; "" if it is none."""
+        word = self.text.strip().strip("\u2581\u0120").rstrip(".,;:!?")  # the first two: how tokenizers write a space
+        return word if len(word) > 1 and word.isalnum() else ""
+
+    @property
+    def name(self) -> str:
+        """Its text without the marks of a placeholder, for a run: "image" of "<|image_pad|>"; its number without."""
+        plain = re.sub(r"[<>|\[\]\u2581\u0120]|_?(pad|token|patch|placeholder)$", "", self.text.strip().strip("<>|[]"))
+        return plain or self.text.strip() or f"token {self.id}"
 
 
 @dataclass(slots=True)
@@ -91,9 +109,14 @@ class TokenRow:
     title: str
     """Which row of the field it is."""
     tokens: list[ShownToken]
-    """The first `MAX_TOKENS` tokens."""
+    """Its tokens, in order; runs of one token are folded."""
     length: int
     """Number of tokens."""
+
+    @property
+    def num_shown(self) -> int:
+        """Number of tokens that `tokens` covers."""
+        return sum(token.count for token in self.tokens)
 
 
 @dataclass(slots=True)
@@ -161,6 +184,10 @@ class FieldDescriber:
             shown.strips = [] if shown.images else find_strips(name, array)
             if not shown.images and not shown.strips:
                 shown.rows = list(self._token_rows(name, array))
+            num_rows = array.size // max(1, array.shape[-1]) if array.ndim else 0
+            for found, most in ((shown.strips, MAX_STRIPS), (shown.rows, _MAX_ROWS)):
+                if len(found) == most < num_rows:
+                    shown.note = f"Only the first {most} of {num_rows:,} rows are shown."
         except Exception as error:  # an array that only looks like one of these must not hide the others
             shown.note = f"It cannot be drawn: {type(error).__name__}: {error}"
         if len(shown.images) == MAX_IMAGES:
@@ -174,12 +201,19 @@ class FieldDescriber:
         if array.ndim not in (1, 2) or array.size < 2:
             return
         rows = array.reshape(-1, array.shape[-1])
+        most = MAX_TOKENS // min(len(rows), _MAX_ROWS)
         for number, row in enumerate(rows[:_MAX_ROWS]):
-            tokens = [
-                ShownToken(token, "" if token == _IGNORED else self._text_of(token), token == _IGNORED)
-                for token in row[:MAX_TOKENS].tolist()
-            ]
+            tokens = list(itertools.islice(self._folded(row), most))
             yield TokenRow(name if len(rows) == 1 else f"{name}, row {number}", tokens, len(row))
+
+    def _folded(self, row: npt.NDArray[Any]) -> Iterator[ShownToken]:
+        """Yields the tokens of a row, those of a long run as one."""
+        edges = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), len(row)]
+        for start, stop in itertools.pairwise(edges):
+            token, is_folded = int(row[start]), stop - start >= FOLDED_FROM
+            text = "" if token == _IGNORED else self._text_of(token)
+            for position in [start] if is_folded else range(start, stop):
+                yield ShownToken(token, text, token == _IGNORED, position, stop - start if is_folded else 1)
 
     def _text_of(self, token: int) -> str:
         if self._token_text is None or token < 0:

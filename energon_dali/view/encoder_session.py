@@ -19,6 +19,7 @@ from energon_dali.assembly.mixture import LoadedSource, dataset_of, open_sources
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.source import MIXTURE_NAME, NAME
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.loader.get_loader import get_savable_loader
@@ -46,6 +47,8 @@ class EncodedElement:
     """Keys of its samples."""
     fields: list[ShownField]
     """Its fields, without those that every sample has."""
+    places: list[list[tuple[int, int]]] = field(default_factory=list)
+    """(number of the dataset, index) of the samples that each row of a batch is made of; of a sample, one such row."""
 
 
 @dataclass(slots=True)
@@ -205,7 +208,9 @@ class EncoderSession:
         keys = (element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)) or []
         shown = [one for one in self._describer.describe(element) if not one.name.startswith("__")]
         texts = [str(key) for key in keys] if isinstance(keys, (list, tuple)) else [str(keys)]
-        return EncodedElement(type(element).__name__, texts[:64], shown)
+        is_dict = isinstance(element, dict)
+        key = element.get("__restore_key__") if is_dict else getattr(element, "__restore_key__", None)
+        return EncodedElement(type(element).__name__, texts[:64], shown, find_places(key))
 
     @contextmanager
     def _failures(self, view: EncodedView) -> Iterator[None]:
@@ -225,6 +230,31 @@ class EncoderSession:
             view.trace = "" if is_ours else "".join(traceback.format_exception(first))
             if view.elements:
                 view.note = f"{len(self._errors):,} samples failed before it; the first of them is shown."
+
+
+def find_places(restore_key: Any) -> list[list[tuple[int, int]]]:
+    """Returns, for each row of a batch or for one sample, (number of the dataset, index) of what it is made of.
+
+    Args:
+        restore_key: Key by which a loader restores it; anything else has no places.
+    """
+    if not isinstance(restore_key, tuple):
+        return []
+    rows = [one for one in restore_key if isinstance(one, tuple)]
+    is_batch = bool(rows) and restore_key[0] == "BatchDataset"
+    found = [list(_places(row)) for row in (rows if is_batch else [restore_key])]
+    return found if all(found) else []
+
+
+def _places(key: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
+    source = 0
+    for one, following in zip(key, [*key[1:], None], strict=False):
+        if isinstance(one, tuple):
+            yield from _places(one)
+        elif one == MIXTURE_NAME and isinstance(following, int):
+            source = following
+        elif one == NAME and isinstance(following, int):
+            yield source, following
 
 
 def find_row(reader: JoinedReader, column: int, index: int) -> int | None:

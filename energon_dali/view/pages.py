@@ -1,34 +1,27 @@
 """The pages; each function answers one address.
 
-They are about datasets and their samples, what the user's task encoder makes of them, what a scan found, and the
-mixture of a metadataset.
+They are about datasets and their samples, what the user's task encoder makes of them, and what a scan found.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from energon_dali.errors import DatasetError, StorageError
+from energon_dali.errors import DatasetError, EnergonDaliError, StorageError
 from energon_dali.shards.measures.places import measures_of_sample
+from energon_dali.view.blended import Place
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.content import AV_TYPES, show_part, snippets
-from energon_dali.view.drawn_mixture import (
-    DEFAULT_DRAWS,
-    DEFAULT_SAMPLES_PER_STEP,
-    MAX_DRAWS,
-    MAX_SAMPLES_PER_STEP,
-    MAX_STEPS,
-    DrawnMixture,
-    drawn_mixture,
-    steps_of_schedule,
-)
+from energon_dali.view.content import AV_TYPES, more_of_part, show_part, snippets
 from energon_dali.view.encoded import EncodedViews
+from energon_dali.view.grid_choice import check_query, grid_choice
 from energon_dali.view.guard import DATA_POLICY
+from energon_dali.view.json_fields import field_table, find_facets
 from energon_dali.view.query import PAGE_SIZES, GridQuery, describe, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.statistics import collect_statistics, group_failures
@@ -64,6 +57,8 @@ def entry_of(request: Request) -> CatalogEntry:
     entry = site_of(request).catalog.entry(request.path_params["dataset"])
     if entry is None:
         raise HTTPException(404, "There is no such dataset.")
+    if entry.dataset is None:
+        raise HTTPException(404, f"{entry.name} cannot be opened: {entry.error}")
     return entry
 
 
@@ -76,8 +71,8 @@ def sample_of(request: Request) -> tuple[CatalogEntry, ViewedSample]:
     """
     entry = entry_of(request)
     index = request.path_params["index"]
-    if entry.dataset is not None and not 0 <= index < entry.dataset.num_samples:
-        raise HTTPException(404, f"{entry.name} has {entry.dataset.num_samples:,} samples, and none numbered {index}.")
+    if not 0 <= index < entry.opened.num_samples:
+        raise HTTPException(404, f"{entry.name} has {entry.opened.num_samples:,} samples, and none numbered {index}.")
     return entry, entry.opened.sample(index)
 
 
@@ -111,6 +106,8 @@ def grid(request: Request) -> Response:
     if query.split and query.split not in dataset.split_parts:
         wrong.append(f"There is no split {query.split!r}.")
         query = read_query({**request.query_params, "split": ""})[0]
+    query, unknown = check_query(site, entry, query)
+    wrong += unknown
     selection = site.select(entry, query)
     page = selection.page(query.start, query.start + query.page_size)
     last_page = max(1, -(-page.found // query.page_size))
@@ -128,12 +125,40 @@ def grid(request: Request) -> Response:
         conditions=list(describe(query)),
         wrong=wrong,
         found=page,
-        cards=list(zip(samples, snippets(dataset, samples), strict=True)),
+        shown=list(zip(samples, snippets(dataset, samples) if not query.view else [""] * len(samples), strict=True)),
+        table=field_table(dataset, samples) if query.view == "table" else None,
         last_page=last_page,
         page_sizes=PAGE_SIZES,
         progress=progress,
+        choice=grid_choice(site, entry, query, samples),
         is_incomplete=page.searched < 1 and len(samples) < query.page_size and not page.error,
     )
+
+
+def facets(request: Request) -> Response:
+    """Answers `/data/N/facets`: the fields of JSON parts, and how many samples of a grid have each value, as JSON."""
+    site, entry = site_of(request), entry_of(request)
+    query, _ = read_query(request.query_params)
+    query, _ = check_query(site, entry, query)
+    if query.split not in entry.opened.split_parts:
+        query = replace(query, split="")
+    ranges = site.rows(entry, query).ranges if query.split or query.shard or query.tag or query.chosen else None
+    number = site.scan_number(entry)
+    found = [
+        {
+            **asdict(facet),
+            "values": [
+                {
+                    "value": str(value),
+                    "count": count,
+                    "href": f"/data/{entry.number}{query.with_field(facet.name, value).address()}",
+                }
+                for value, count in facet.values
+            ],
+        }
+        for facet in find_facets(site.scan, query.wanted, source=number, ranges=ranges)
+    ]
+    return JSONResponse({"facets": found, "share": site.scan.progress(number).share})
 
 
 def find(request: Request) -> Response:
@@ -154,8 +179,31 @@ def sample(request: Request) -> Response:
     site = site_of(request)
     entry, shown = sample_of(request)
     dataset = entry.opened
-    query, _ = read_query(request.query_params)
-    position = _position_of(request, site, entry, query, shown.index)
+    position, neighbours, back = site.blended.place(request.query_params) or _place_in_grid(
+        request, site, entry, shown.index
+    )
+    media_first = sorted(shown.parts, key=lambda part: part.kind not in ("image", "av"))
+    return show(
+        request,
+        "sample",
+        entry=entry,
+        sample=shown,
+        parts=[show_part(dataset, shown, part) for part in media_first],
+        splits=dataset.parts_of(shown.index),
+        measures=measures_of(dataset, shown.index),
+        command=dataset.restore_command(shown),
+        playable=AV_TYPES,
+        position=position,
+        neighbours=neighbours,
+        choice=grid_choice(site, entry, GridQuery(), [shown]),
+        back=back,
+    )
+
+
+def _place_in_grid(request: Request, site: Site, entry: CatalogEntry, index: int) -> Place:
+    """Returns where a sample is among those of the grid that it was reached from."""
+    query, _ = check_query(site, entry, read_query(request.query_params)[0])
+    position = _position_of(request, site, entry, query, index)
     neighbours: dict[str, str | None] = {"previous": None, "next": None}
     if position is not None:
         selection = site.select(entry, query)
@@ -164,26 +212,17 @@ def sample(request: Request) -> Response:
             if found:
                 address = query.address(page=None, **{_POSITION: other})
                 neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
-    media_first = sorted(shown.parts, key=lambda part: part.kind not in ("image", "av"))
     grid_page = 1 if position is None else position // query.page_size + 1
-    return show(
-        request,
-        "sample",
-        entry=entry,
-        sample=shown,
-        parts=[show_part(dataset, shown, part) for part in media_first],
-        splits=dataset.parts_of(shown.index),
-        measures=_measures(dataset, shown.index),
-        command=dataset.restore_command(shown),
-        playable=AV_TYPES,
-        position=position,
-        neighbours=neighbours,
-        back=f"/data/{entry.number}{query.on_page(grid_page).address()}",
-    )
+    return position, neighbours, f"/data/{entry.number}{query.on_page(grid_page).address()}"
 
 
-def _measures(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
-    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset."""
+def measures_of(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
+    """Returns (task encoder, values by name) of a sample, for each that has measured the dataset.
+
+    Args:
+        dataset: The dataset.
+        index: Number of the sample.
+    """
     data = getattr(dataset, "folder", None) or getattr(dataset, "file", None)
     try:
         return [] if data is None else measures_of_sample(data, index)
@@ -209,6 +248,28 @@ def facts(request: Request) -> Response:
     found = site.check.examine(site.scan_number(entry), shown.index)
     parts = [{**asdict(part), "digest": "" if part.digest is None else part.digest.hex()} for part in found.parts]
     return JSONResponse({"stage": found.stage, "reason": found.reason, "parts": parts})
+
+
+def pixel(request: Request) -> Response:
+    """Answers `.../part/P/pixel?x=X&y=Y`: what an image stores at a place, 0 to 1 from its edges, as JSON."""
+    entry, shown, part = part_of(request)
+    try:
+        x, y = (float(request.query_params.get(name, "0")) for name in ("x", "y"))
+        if not (math.isfinite(x) and math.isfinite(y)):
+            raise ValueError("not a place")
+        found = site_of(request).pixels.at(entry.opened, (shown, part), x, y)
+    except (EnergonDaliError, OSError, ValueError) as error:
+        return JSONResponse({"error": str(error)[:500]}, 422)
+    return JSONResponse(found)
+
+
+def more_text(request: Request) -> Response:
+    """Answers `.../part/P/text?start=BYTE`: what follows on the page, and where the rest begins, as JSON."""
+    entry, shown, part = part_of(request)
+    given = request.query_params.get("start", "")
+    start = int(given) if given.isdecimal() and len(given) < 17 else 0
+    text, rest = more_of_part(entry.opened, shown, part, min(start, part.size))
+    return JSONResponse({"text": text, "rest": rest}, headers={"content-security-policy": DATA_POLICY})
 
 
 def _encoded(request: Request) -> EncodedViews:
@@ -280,8 +341,6 @@ def statistics(request: Request) -> Response:
 def failures(request: Request) -> Response:
     """Answers `/data/N/failures`: the samples of which a scan found that they fail, with the reason."""
     site, entry = site_of(request), entry_of(request)
-    if entry.dataset is None:
-        raise DatasetError(entry.error)
     number = site.scan_number(entry)
     return show(
         request,
@@ -293,47 +352,6 @@ def failures(request: Request) -> Response:
         most=_MOST_FAILURES,
         note=site.scan.note(number),
     )
-
-
-def mixture(request: Request) -> Response:
-    """Answers `/mixture`: the share of each dataset that is wanted, and the one that the first draws give."""
-    split, numbers, found = _drawn(request)
-    limits = {"draws": MAX_DRAWS, "steps": MAX_STEPS, "size": MAX_SAMPLES_PER_STEP}
-    return show(request, "mixture", entry=None, split=split, numbers=numbers, found=found, limits=limits)
-
-
-def mixture_shares(request: Request) -> Response:
-    """Answers `/mixture/shares`: what `/mixture` shows, as JSON."""
-    return JSONResponse(asdict(_drawn(request)[2]))
-
-
-def _drawn(request: Request) -> tuple[str, dict[str, int], DrawnMixture]:
-    """Returns (split, numbers of the form, mixture) that an address asks for."""
-    site = site_of(request)
-    splits = site.catalog.splits
-    split = request.query_params.get("split", "")
-    split = split if split in splits else next(iter(splits), "train")
-    texts = {name: request.query_params.get(name, "") for name in ("draws", "seed", "steps", "size")}
-    given = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 11}
-    numbers = {"seed": min(given.get("seed", 0), 999_999_999)}
-    schedule, size = site.catalog.schedules.get(split), None
-    if schedule is None:
-        numbers["draws"] = draws = min(MAX_DRAWS, max(1, given.get("draws", DEFAULT_DRAWS)))
-    else:
-        numbers["size"] = size = min(MAX_SAMPLES_PER_STEP, max(1, given.get("size", DEFAULT_SAMPLES_PER_STEP)))
-        steps = given.get("steps", steps_of_schedule(schedule, size))
-        numbers["steps"] = min(MAX_STEPS, max(1, steps))
-        draws = numbers["steps"] * size
-    found = drawn_mixture(
-        site.catalog.path,
-        split,
-        num_draws=draws,
-        samples_per_step=size,
-        seed_offset=numbers["seed"],
-        allow_imports=site.options.allow_imports,
-        allow_code=site.options.allow_code,
-    )
-    return split, numbers, found
 
 
 def scan_progress(request: Request) -> Response:

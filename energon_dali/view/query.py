@@ -36,6 +36,8 @@ class SampleFilter:
     """Whether it fails to decode."""
     reason: str = ""
     """Part of the reason why it fails."""
+    field: str = ""
+    """Values of its JSON, `name=value`, all of them; AND is between several."""
     part: str = ""
     """Name of the part, such as "jpg"."""
     kind: str = ""
@@ -85,6 +87,7 @@ class SampleFilter:
             ("instr(s.key, ?) > 0", self.key or None),
             ("s.fails = ?", self.fails),
             ("s.id IN (SELECT sample FROM failures WHERE instr(reason, ?) > 0)", self.reason or None),
+            *((_FIELD, pair) for pair in field_pairs(self.field)),
             ("s.bytes >= ?", self.min_bytes),
             ("s.bytes <= ?", self.max_bytes),
         ]
@@ -128,19 +131,35 @@ class GridQuery:
     """Number of the page, from 1."""
     page_size: int = DEFAULT_PAGE_SIZE
     """Samples of a page."""
+    sort: str = ""
+    """Fact by which samples are sorted, as `sort_keys` names it, after a hyphen for the largest first; "" does not."""
+    tag: str = ""
+    """Tag that the samples have; "" takes all."""
+    chosen: bool = False
+    """Whether only samples are shown that the user chose."""
+    view: str = ""
+    """"table" shows the fields of JSON parts; "" shows cards."""
 
     @property
     def start(self) -> int:
         """Position of the first sample of the page."""
         return (self.page - 1) * self.page_size
 
+    def with_field(self, name: str, value: Any) -> GridQuery:
+        """Returns the first page of those that have a value of a field as well."""
+        pairs = [*filter(None, self.wanted.field.split(AND)), f"{name}={value}"]
+        return replace(self, page=1, wanted=replace(self.wanted, field=AND.join(dict.fromkeys(pairs))))
+
     def fields(self) -> dict[str, str]:
         """Returns the conditions as an address has them; what is not given is left out."""
         values: dict[str, Any] = {"split": self.split, "shard": self.shard}
         values |= {name: getattr(self.wanted, name) for name in FILTER_FIELDS}
+        values |= {"tag": self.tag, "chosen": self.chosen or None, "sort": self.sort}
         found = {name: _written(value) for name, value in values.items() if value not in (None, "")}
         if self.page_size != DEFAULT_PAGE_SIZE:
             found["size"] = str(self.page_size)
+        if self.view:
+            found["view"] = self.view
         return found
 
     def address(self, **changes: Any) -> str:
@@ -190,6 +209,10 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
         SampleFilter(**values),
         max(1, page),
         size if size in PAGE_SIZES else DEFAULT_PAGE_SIZE,
+        given.get("sort", "").strip()[:_MAX_TEXT],
+        given.get("tag", "").strip()[:_MAX_TEXT],
+        given.get("chosen", "") == "1",
+        "table" if given.get("view") == "table" else "",
     )
     return query, wrong
 
@@ -197,8 +220,10 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
 def describe(query: GridQuery) -> Iterable[tuple[str, str]]:
     """Yields (name, value) of each condition, for people."""
     for name, value in query.fields().items():
-        if name != "size":
-            yield _label(name), "" if value == "1" and FILTER_FIELDS.get(name, "").startswith("bool") else value
+        if name not in ("size", "view", "sort"):
+            kind = FILTER_FIELDS.get(name, "")
+            is_set = value == "1" and (kind.startswith("bool") or name == "chosen")
+            yield _label(name), "" if is_set else f"{float(value):g}" if kind.startswith("float") else value
 
 
 def _label(name: str) -> str:
@@ -228,7 +253,7 @@ def _written(value: Any) -> str:
         return str(int(value))
     if isinstance(value, bytes):
         return value.hex()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _whole(text: str | None) -> int | None:
@@ -241,8 +266,35 @@ def _whole(text: str | None) -> int | None:
 
 def _joined(terms: Sequence[tuple[str, Any]]) -> tuple[str, list[Any]]:
     """Returns (the terms that have a value, all of which have to be met; their values)."""
-    given = [(term, _fits(value)) for term, value in terms if value is not None]
-    return " AND ".join(term for term, _ in given) or "1", [value for _, value in given]
+    given = [(term, value) for term, value in terms if value is not None]
+    values = [one for _, value in given for one in (value if isinstance(value, tuple) else (_fits(value),))]
+    return " AND ".join(term for term, _ in given) or "1", values
+
+
+_FIELD = "s.id IN (SELECT sample FROM fields WHERE name = ? AND value IN (?, ?))"
+MAX_PAIRS = 16
+"""Fields of one search."""
+AND = " AND "
+"""What is between two fields of a search."""
+
+
+def field_pairs(text: str) -> list[tuple[str, str, str | float]]:
+    """Returns (name, value, value as a number if it is one) of each `name=value` of a text.
+
+    Args:
+        text: As the user wrote it; without =, it is the name of a field that is to be true.
+    """
+    pairs: list[tuple[str, str, str | float]] = []
+    for pair in text.split(AND)[:MAX_PAIRS]:
+        name, equals, value = pair.partition("=")
+        name, value = name.strip(), value.strip() if equals else "true"
+        if name:
+            try:
+                number: str | float = float(value)
+            except ValueError:
+                number = value
+            pairs.append((name, value, number))
+    return pairs
 
 
 def _fits(value: Any) -> Any:

@@ -24,6 +24,7 @@ from energon_dali.errors import DatasetError, DecodeError
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.prepare.worker_pool import NoAnswerError, RequestProcess
+from energon_dali.view.plain_fields import Plain, stored_fields
 from energon_dali.view.scan_source import OpenedScanSource, ScanSource
 
 TEXT_SUFFIXES = frozenset({"txt", "text", "transcript", "md", "html", "xml", "csv"})
@@ -80,6 +81,8 @@ class SampleFacts:
     """Its parts, in file order."""
     text: str = ""
     """What the text search finds."""
+    fields: list[tuple[str, Plain]] = field(default_factory=list)
+    """Plain values of its JSON parts by name."""
     stage: str = ""
     """Where it fails: "read", "load" or "decode"; "" if it does not."""
     reason: str = ""
@@ -122,9 +125,21 @@ def examine(source: OpenedScanSource, raw: RawSample) -> SampleFacts:
         facts.parts.append(part)
         if text:
             texts.append(text)
+        if part.kind == "json":
+            facts.fields += _fields_of(name, content)
     facts.text = "\n".join(texts)
     facts.stage, facts.reason = find_failure(source, raw)
     return facts
+
+
+def _fields_of(name: str, content: bytes | memoryview) -> list[tuple[str, Plain]]:
+    try:
+        plain = gunzip(bytes(content), DEFAULT_MAX_BYTES) if name.lower().endswith(".gz") else bytes(content)
+        return stored_fields(parse_json(plain, max_depth=_MAX_JSON_DEPTH, any_number=True))
+    except MemoryError:
+        raise
+    except Exception:  # the sample's failure says it, if a loader meets it
+        return []
 
 
 def find_failure(source: OpenedScanSource, raw: RawSample) -> tuple[str, str]:
@@ -285,4 +300,4 @@ class _Checker:
         if source not in self._opened:
             self._opened[source] = self._sources[source].open()
         (facts,) = examine_samples(self._opened[source], index, index + 1)
-        return replace(facts, text="")
+        return replace(facts, text="", fields=[])

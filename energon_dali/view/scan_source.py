@@ -26,7 +26,7 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
-SCAN_VERSION = 1
+SCAN_VERSION = 2
 """Raised when a scan finds more than before, so that older scans are repeated."""
 
 

@@ -39,6 +39,8 @@ CREATE TABLE IF NOT EXISTS parts (
     format TEXT NOT NULL, width INTEGER, height INTEGER, duration REAL, mode TEXT NOT NULL, text_length INTEGER,
     PRIMARY KEY (sample, name)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_by_digest ON parts (digest) WHERE digest IS NOT NULL;
+CREATE TABLE IF NOT EXISTS fields (
+    name TEXT NOT NULL, value NOT NULL, sample INTEGER NOT NULL, PRIMARY KEY (name, value, sample)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS failures (
     sample INTEGER PRIMARY KEY, shard TEXT NOT NULL, key TEXT NOT NULL, stage TEXT NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS crashes (sample INTEGER PRIMARY KEY, reason TEXT NOT NULL);
@@ -187,6 +189,14 @@ def _insert(connection: sqlite3.Connection, sample: SampleFacts) -> None:
     connection.executemany(
         "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(sample.index, *astuple(replace(part, name=_storable(part.name)))) for part in sample.parts],
+    )
+    connection.executemany(
+        "INSERT OR IGNORE INTO fields VALUES (?, ?, ?)",
+        [
+            (_storable(name), _storable(value) if isinstance(value, str) else value, sample.index)
+            for name, value in sample.fields
+            if value == value  # SQLite stores a number that is none as NULL
+        ],
     )
     if sample.reason:
         row = (sample.index, sample.shard, key, sample.stage, _storable(sample.reason))

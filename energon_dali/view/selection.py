@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -159,14 +159,24 @@ Selection: TypeAlias = Rows | ScanPages | Search
 """The samples of a grid, by position."""
 
 
+class Cancellable(Protocol):
+    """What runs in the background for a page."""
+
+    def cancel(self) -> None:
+        """Ends it soon."""
+
+
+CancellableT = TypeVar("CancellableT", bound=Cancellable)
+
+
 class SearchCache:
-    """The searches that were used last. Thread-safe."""
+    """The searches, and the sorted lists, that were used last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._searches: dict[object, Search] = {}
+        self._searches: dict[object, Any] = {}
 
-    def get(self, key: object, create: Callable[[], Search]) -> Search:
+    def get(self, key: object, create: Callable[[], CancellableT]) -> CancellableT:
         """Returns the search of a key, which is started if there is none.
 
         Args:
@@ -174,7 +184,7 @@ class SearchCache:
             create: Starts it.
         """
         with self._lock:
-            found = self._searches.pop(key, None) or create()
+            found: CancellableT = self._searches.pop(key, None) or create()
             self._searches[key] = found  # the one that was used last is the last
             if len(self._searches) > _KEPT_SEARCHES:
                 self._searches.pop(next(iter(self._searches))).cancel()

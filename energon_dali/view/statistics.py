@@ -6,10 +6,12 @@ import math
 import re
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
+from urllib.parse import urlencode
 
 from energon_dali.view.query import Ranges
 from energon_dali.view.scan import Scan
@@ -19,6 +21,7 @@ STATISTICS_SECONDS = 120.0
 """Longest time of the queries of one page of statistics."""
 _CATEGORIES = 12
 _GROUPS = 20
+_FIELD_CHARTS = 24
 _FAILURES = 100_000
 _SPECIFIC = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
 
@@ -43,6 +46,10 @@ class Chart:
     """What the chart leaves out; "" if nothing."""
     rest: int = 0
     """Number of things that no bar counts."""
+    ranges: tuple[str, ...] = ()
+    """What each bar of a histogram counts, in words; () says it by the edges."""
+    conditions: tuple[Mapping[str, str], ...] = ()
+    """Fields of an address that finds the samples of each bar; () if none does."""
 
     @property
     def total(self) -> int:
@@ -54,7 +61,12 @@ class Chart:
         if not self.is_histogram:
             return self.labels[bar]
         unit = f" {self.unit}" if self.unit else ""
-        return f"{self.labels[bar]} to {self.labels[bar + 1]}{unit}"
+        words = self.ranges[bar] if self.ranges else f"{self.labels[bar]} to {self.labels[bar + 1]}"
+        return f"{words}{unit}"
+
+    def address_of(self, bar: int) -> str:
+        """Returns the query of an address that finds the samples of a bar; "" if there is none."""
+        return urlencode(self.conditions[bar]) if self.conditions and self.counts[bar] else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +158,7 @@ def collect_statistics(scan: Scan, *, source: int = 0, ranges: Ranges = None) ->
             repeated,
             tuple(DuplicateGroup(count, first, part, digest.lower()) for count, first, part, digest in groups),
             tuple(_failure_groups(connection, ranges)),
-            tuple(chart for chart in _charts(connection, parts, all_samples) if chart is not None),
+            tuple(chart for chart in _charts(connection, parts, all_samples, ranges) if chart is not None),
         )
 
 
@@ -190,20 +202,45 @@ def _failure_groups(connection: sqlite3.Connection, ranges: Ranges) -> list[Fail
     return sorted(found, key=lambda group: (-group.count, group.first))[:_GROUPS]
 
 
-def _charts(connection: sqlite3.Connection, parts: str, samples: str) -> Iterator[Chart | None]:
+def _charts(connection: sqlite3.Connection, parts: str, samples: str, ranges: Ranges) -> Iterator[Chart | None]:
     visible = "p.width IS NOT NULL AND p.height > 0"
     histogram, categories = partial(_histogram, connection, parts), partial(_categories, connection, parts)
-    yield histogram("widths", "Widths of images and videos", "p.width", visible, unit="px", whole=True)
-    yield histogram("heights", "Heights of images and videos", "p.height", visible, unit="px", whole=True)
-    yield categories("sizes", "Most frequent sizes", ("p.width", "p.height"), visible)
-    yield histogram("aspect_ratios", "Aspect ratios (width / height)", "1.0 * p.width / p.height", visible)
-    yield histogram("durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", unit="s")
+    pixels: dict[str, Any] = {"unit": "px", "whole": True}
+    yield histogram("widths", "Widths of images and videos", "p.width", visible, "width", **pixels)
+    yield histogram("heights", "Heights of images and videos", "p.height", visible, "height", **pixels)
+    sides = (("min_width", "max_width"), ("min_height", "max_height"))
+    yield categories("sizes", "Most frequent sizes", ("p.width", "p.height"), visible, sides)
+    yield histogram("aspect_ratios", "Aspect ratios (width / height)", "1.0 * p.width / p.height", visible, "aspect")
+    yield histogram("durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", "duration", unit="s")
     known = "p.text_length IS NOT NULL"
-    yield histogram("text_lengths", "Lengths of texts", "p.text_length", known, unit="characters", whole=True)
-    yield _histogram(connection, samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
-    yield categories("formats", "Formats of parts", ("p.format",), "p.format <> ''")
+    letters: dict[str, Any] = {"unit": "characters", "whole": True}
+    yield histogram("text_lengths", "Lengths of texts", "p.text_length", known, "text_length", **letters)
+    size: dict[str, Any] = {"unit": "bytes", "whole": True}
+    yield _histogram(connection, samples, "bytes", "Sizes of samples", "s.bytes", "1", "bytes", **size)
+    yield categories("formats", "Formats of parts", ("p.format",), "p.format <> ''", (("format",),))
     shown = "p.mode <> '' AND p.kind IN ('image', 'video')"
-    yield categories("modes", "Colour modes", ("p.mode",), shown)
+    yield from _field_charts(connection, ranges)
+    yield categories("modes", "Colour modes", ("p.mode",), shown, (("mode",),))
+
+
+def _field_charts(connection: sqlite3.Connection, ranges: Ranges) -> Iterator[Chart | None]:
+    """Yields a chart for each of the first fields of JSON parts whose values occur more than once."""
+    fields = _from("fields f", "f.sample", ranges)
+    names = f"SELECT f.name, count(*) AS number {fields} GROUP BY f.name ORDER BY number DESC, 1 LIMIT ?"
+    for number, (name, _) in enumerate(connection.execute(names, (_FIELD_CHARTS,)).fetchall()):
+        columns = f"SELECT f.value, count(*) AS number {fields} WHERE f.name = ? GROUP BY f.value"
+        rows = connection.execute(f"{columns} ORDER BY number DESC, 1 LIMIT ?", (name, _CATEGORIES)).fetchall()
+        if not rows or rows[0][1] < 2:  # an identifier: every sample has its own
+            continue
+        kinds, total = connection.execute(f"SELECT count(*), sum(number) FROM ({columns})", (name,)).fetchone()
+        counts = tuple(count for _, count in rows)
+        others = total - sum(counts)
+        note = f"{others:,} values of {kinds - len(rows):,} other kinds are not shown." if others else ""
+        conditions = tuple({"field": f"{name}={value}"} for value, _ in rows)
+        labels = tuple(str(value) for value, _ in rows)
+        yield Chart(
+            f"field-{number}", f"JSON field {name}", labels, counts, note=note, rest=others, conditions=conditions
+        )
 
 
 def _histogram(
@@ -213,26 +250,93 @@ def _histogram(
     title: str,
     value: str,
     condition: str,
+    stem: str,
     *,
     unit: str = "",
     whole: bool = False,
 ) -> Chart | None:
-    """Returns the histogram of a column; None if no row meets the condition."""
+    """Returns the histogram of a column; None if no row meets the condition.
+
+    A column that has one value alone has one bar, which says it: a range around it would say less.
+
+    Args:
+        connection: The scan.
+        table: Where the query reads from.
+        name: Short name of the chart.
+        title: Its title.
+        value: The column, or what is computed of it.
+        condition: Which rows have it.
+        stem: What the conditions of a grid on it are called: `min_STEM` and `max_STEM`.
+        unit: Unit of the values.
+        whole: Whether they are whole numbers.
+    """
     least, most = connection.execute(f"SELECT min({value}), max({value}) {table} WHERE {condition}").fetchone()
     if least is None:
         return None
+    if least == most:
+        (count,) = connection.execute(f"SELECT count(*) {table} WHERE {condition}").fetchone()
+        label = f"{_exact(least)} {unit}".strip()
+        alone = Chart(name, title, (label,), (count,), note="All of them have this value.")
+        return replace(alone, conditions=(_between(stem, least, least, whole=whole),))
     edges = nice_edges(float(least), float(most), whole=whole)
     cases = " ".join(f"WHEN {value} < {edge!r} THEN {bar}" for bar, edge in enumerate(edges[1:]))
     rows = connection.execute(f"SELECT CASE {cases} END AS bar, count(*) {table} WHERE {condition} GROUP BY bar")
     found = dict(rows.fetchall())
     counts = tuple(found.get(bar, 0) for bar in range(len(edges) - 1))
-    return Chart(name, title, edge_labels(edges), counts, is_histogram=True, unit=unit)
+    bars = list(pairwise(edges))
+    return Chart(
+        name,
+        title,
+        edge_labels(edges),
+        counts,
+        is_histogram=True,
+        unit=unit,
+        ranges=tuple(_range_words(low, high, whole=whole) for low, high in bars),
+        conditions=tuple(_between(stem, low, math.nextafter(high, -math.inf), whole=whole) for low, high in bars),
+    )
+
+
+def _between(stem: str, low: float, high: float, *, whole: bool) -> dict[str, str]:
+    """Returns the fields of an address that finds values from low to high, both inclusive."""
+    if whole:
+        return {f"min_{stem}": str(int(low)), f"max_{stem}": str(int(high))}
+    if low == high:  # bounds that rounding cannot pass
+        low, high = math.floor(low * 1e4) / 1e4, math.ceil(high * 1e4) / 1e4
+    return {f"min_{stem}": repr(low), f"max_{stem}": repr(high)}
+
+
+def _range_words(low: float, high: float, *, whole: bool) -> str:
+    """Returns what a bar counts: 20 to 39, or 7 alone, of whole numbers; from 0.5 to below 0.6 of others."""
+    if not whole:
+        return f"{_short(low)} to below {_short(high)}"
+    last = int(high) - 1
+    return f"{last:,}" if last == int(low) else f"{int(low):,} to {last:,}"
+
+
+def _exact(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.6g}"
 
 
 def _categories(
-    connection: sqlite3.Connection, table: str, name: str, title: str, values: tuple[str, ...], condition: str
+    connection: sqlite3.Connection,
+    table: str,
+    name: str,
+    title: str,
+    values: tuple[str, ...],
+    condition: str,
+    fields: tuple[tuple[str, ...], ...],
 ) -> Chart | None:
-    """Returns how often the most frequent values of columns occur; None if no row meets the condition."""
+    """Returns how often the most frequent values of columns occur; None if no row meets the condition.
+
+    Args:
+        connection: The scan.
+        table: Where the query reads from.
+        name: Short name of the chart.
+        title: Its title.
+        values: The columns.
+        condition: Which rows have them.
+        fields: For each column, the conditions of a grid that have to be its value.
+    """
     columns = ", ".join(values)
     groups = f"SELECT {columns}, count(*) AS number {table} WHERE {condition} GROUP BY {columns}"
     rows = connection.execute(f"{groups} ORDER BY number DESC, {columns} LIMIT ?", (_CATEGORIES,)).fetchall()
@@ -243,7 +347,10 @@ def _categories(
     kinds, parts = connection.execute(f"SELECT count(*), sum(number) FROM ({groups})").fetchone()
     others = parts - sum(counts)
     note = f"{others:,} parts with {kinds - len(rows):,} other values are not shown." if others else ""
-    return Chart(name, title, labels, counts, note=note, rest=others)
+    found = tuple(
+        {field: str(value) for names, value in zip(fields, row[:-1], strict=True) for field in names} for row in rows
+    )
+    return Chart(name, title, labels, counts, note=note, rest=others, conditions=found)
 
 
 def nice_edges(least: float, most: float, *, whole: bool) -> list[float]:

@@ -14,7 +14,7 @@ from energon_dali.view.viewed_sample import ViewedPart, ViewedSample
 from tests.view.hostile import KEYS, PARTS, write_hostile
 from tests.view.page_server import TOKEN, PageServer, serving
 
-SCRIPTS = {"/static/theme.js", "/static/view.js"}
+SCRIPTS = {"/static/theme.js", "/static/view.js", "/static/media.js", "/static/facets.js", "/static/choose.js"}
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_parts_are_sent_as_what_no_browser_runs(server: PageServer) -> None:
         assert kind in ("text/plain", "application/octet-stream", "video/mp4"), name
         if kind != "video/mp4":
             assert answer.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
-        for way in ("thumbnail", "image", "strip"):
+        for way in ("thumbnail", "image", "strip", "waveform"):
             picture = server.ask(f"/data/0/sample/0/part/{number}/{way}")
             assert (picture.status, b"run" in picture.content) == (422, False), (name, way)
             assert picture.headers["content-security-policy"] == DATA_POLICY

@@ -312,9 +312,10 @@ def test_a_metadataset_shows_its_datasets_and_its_mixture(dataset: Path, tmp_pat
         assert "75.0 %" in page
         assert "is not a folder" in page
         assert "&#34;number&#34;: 5" in server.ask("/data/1/sample/5").text
-        unreadable = server.ask("/data/2")
-        assert unreadable.status == 500
-        assert "is not a folder" in unreadable.text
+        for address in ("/data/2", "/data/2/sample/0", "/data/2/statistics", "/data/2/failures"):
+            unreadable = server.ask(address)
+            assert unreadable.status == 404
+            assert "is not a folder" in unreadable.text
         mixture = server.ask("/mixture?split=train&draws=4000&seed=1").text
         shares = [float(share) for share in re.findall(r'class="n">([\d.]+) %', mixture)]
         assert shares[0::2] == [75, 25]

@@ -43,7 +43,7 @@ def test_odd_contents_are_shown(server: PageServer) -> None:
     assert page.status == 200
     assert "root:" not in page.text
     for part in range(5):
-        for what in ("", "/thumbnail", "/image", "/strip"):
+        for what in ("", "/thumbnail", "/image", "/strip", "/waveform", "/pixel", "/text"):
             assert server.ask(f"/data/0/sample/0/part/{part}{what}").status in (200, 422)
 
 

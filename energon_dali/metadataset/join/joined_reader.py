@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,35 @@ class JoinedReader:
         begins, ends = np.clip(starts[:-1], start, stop), np.clip(starts[1:], start, stop)
         kept = np.flatnonzero(ends > begins)
         return Slices(kept.astype(np.int32), begins[kept], ends[kept])
+
+    def rows_of(self, numbers: Int64Array) -> Int64Array:
+        """Returns the rows of some samples of the primary dataset; those that were not joined are left out.
+
+        Args:
+            numbers: int64[n]: their numbers in the primary dataset, ascending.
+
+        Returns:
+            int64[at most n]: rows of the join index, ascending.
+
+        Raises:
+            DatasetError: An index cannot be read.
+        """
+        starts, first_numbers = self._shard_starts(), self.readers[0].shard_starts
+        folder = self.readers[0].folder
+        counts = folder.shard_counts
+        rows = [np.zeros(0, np.int64)]
+        for shard, (start, stop) in enumerate(pairwise(starts)):
+            number = int(self.shards[0][shard])
+            first = int(first_numbers[number])
+            low, high = np.searchsorted(numbers, [first, first + counts[number]])
+            if low == high or start == stop:
+                continue
+            borders = read_tar_index(folder.root, folder.shard_names[number])[1:-1]
+            offsets = np.asarray(self.index.table[start:stop, 0, 1], np.uint64)
+            samples = first + np.searchsorted(borders, offsets, side="right")
+            rows.append(start + np.flatnonzero(np.isin(samples, numbers[low:high])))
+        found: Int64Array = np.concatenate(rows)
+        return found
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         """Returns one entry per row, in order: its samples, or the error that prevented reading them.

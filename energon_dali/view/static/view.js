@@ -22,6 +22,92 @@ async function copyText(button) {
   setTimeout(() => (button.textContent = "Copy"), 2000);
 }
 
+// --- the focus, which a page hands on to the next one ---
+
+let isByKeyboard = false;
+addEventListener("keydown", () => (isByKeyboard = true), true);
+addEventListener("pointerdown", () => (isByKeyboard = false), true);
+
+// What has the focus, so that the same thing on another page is found; null if nothing has.
+function focused() {
+  const element = document.activeElement;
+  if (!element || element === document.body) return null;
+  if (element.dataset.sample) return { selector: `[data-sample="${CSS.escape(element.dataset.sample)}"]` };
+  if (element.rel) return { selector: `a[rel="${CSS.escape(element.rel)}"]` };
+  if (element.id) return { selector: `#${CSS.escape(element.id)}` };
+  if (element.name) return { selector: `${element.localName}[name="${CSS.escape(element.name)}"]` };
+  return { selector: element.localName, text: element.textContent.trim() };
+}
+
+function handFocusOn(wanted) {
+  sessionStorage.setItem("focus", JSON.stringify(wanted));
+}
+
+function takeFocus() {
+  const here = `focus ${location.href}`;
+  const isAgain = performance.getEntriesByType("navigation")[0]?.type !== "navigate"; // a reload, or back and forward
+  const stored = sessionStorage.getItem("focus") || (isAgain ? sessionStorage.getItem(here) : null);
+  sessionStorage.removeItem("focus");
+  sessionStorage.removeItem(here);
+  const wanted = stored && JSON.parse(stored);
+  if (!wanted || document.activeElement !== document.body) return;
+  const found = [...document.querySelectorAll(wanted.selector)];
+  const same = wanted.text === undefined ? found : found.filter((one) => one.textContent.trim() === wanted.text);
+  const cards = document.querySelectorAll("a[data-sample]");
+  const target = same[0] || (wanted.selector.includes("data-sample") && cards[wanted.isLast ? cards.length - 1 : 0]);
+  // At the first and the last page, one of the two ways is no link.
+  const isWay = wanted.selector.startsWith("a[rel");
+  const other = isWay ? document.querySelector('a[rel="prev"], a[rel="next"]') : null;
+  (target || other)?.focus();
+}
+
+addEventListener("pagehide", () => {
+  if (isByKeyboard) sessionStorage.setItem(`focus ${location.href}`, JSON.stringify(focused()));
+});
+
+// --- while the next page is on its way ---
+
+let waitingTimer = 0;
+function startWaiting() {
+  clearTimeout(waitingTimer);
+  waitingTimer = setTimeout(() => {
+    if (byId("waiting")) return;
+    const bar = document.createElement("div");
+    bar.id = "waiting";
+    bar.setAttribute("role", "status");
+    bar.setAttribute("aria-label", "The next page is on its way");
+    document.body.append(bar);
+  }, 200);
+}
+addEventListener("pageshow", () => {
+  clearTimeout(waitingTimer);
+  byId("waiting")?.remove();
+});
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[href]");
+  if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  if (link.target || link.hasAttribute("download") || link.getAttribute("href").startsWith("#")) return;
+  startWaiting();
+  if (!isByKeyboard) return;
+  const sample = document.querySelector(".sample[data-index]");
+  // Back in the grid, the sample that was looked at has the focus.
+  handFocusOn(link.rel === "up" && sample ? { selector: `[data-sample="${sample.dataset.index}"]` } : focused());
+});
+document.addEventListener("submit", (event) => {
+  if (event.defaultPrevented || event.target.method === "dialog") return;
+  startWaiting();
+  if (isByKeyboard) handFocusOn(focused());
+});
+
+for (const image of document.images) {
+  if (image.complete) continue;
+  image.parentElement.classList.add("loading");
+  for (const end of ["load", "error"]) {
+    image.addEventListener(end, () => image.parentElement.classList.remove("loading"), { once: true });
+  }
+}
+
 function follow(relation) {
   const link = document.querySelector(`a[rel="${relation}"]`);
   if (link) link.click();
@@ -29,13 +115,18 @@ function follow(relation) {
 }
 
 function moveInGrid(columns, rows) {
-  const cards = [...document.querySelectorAll(".card")];
+  const cards = [...document.querySelectorAll("a[data-sample]")];
   if (!cards.length) return false;
   const at = cards.indexOf(document.activeElement);
-  const perRow = cards.filter((card) => card.offsetTop === cards[0].offsetTop).length;
+  const top = (card) => card.getBoundingClientRect().top;
+  const perRow = cards.filter((card) => Math.abs(top(card) - top(cards[0])) < 2).length;
   const wanted = at < 0 ? 0 : at + columns + rows * perRow;
-  if (wanted < 0) return follow("prev");
-  if (wanted >= cards.length) return at === cards.length - 1 || rows ? follow("next") : false;
+  const isBefore = wanted < 0;
+  if (isBefore || wanted >= cards.length) {
+    if (!follow(isBefore ? "prev" : "next")) return false;
+    handFocusOn({ selector: "[data-sample=none]", isLast: isBefore });
+    return true;
+  }
   cards[wanted].focus();
   return true;
 }
@@ -43,12 +134,13 @@ function moveInGrid(columns, rows) {
 function focusOn(id) {
   const field = byId(id) || document.querySelector(`#filters [name="${id}"]`);
   if (!field) return false;
+  if (field.closest("details")) field.closest("details").open = true;
   field.focus();
   field.select();
   return true;
 }
 
-const isGrid = document.body.dataset.page === "grid";
+const isGrid = ["grid", "blend"].includes(document.body.dataset.page);
 const KEYS = {
   ArrowLeft: () => (isGrid ? moveInGrid(-1, 0) : follow("prev")),
   ArrowRight: () => (isGrid ? moveInGrid(1, 0) : follow("next")),
@@ -67,7 +159,8 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("shortcuts").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && event.target.blur) event.target.blur();
   if (event.target.closest("input, select, textarea, video, audio")) return;
   const action = KEYS[event.key];
@@ -78,7 +171,11 @@ byId("theme").addEventListener("click", switchTheme);
 byId("keys").addEventListener("click", () => byId("shortcuts").showModal());
 if (byId("copy")) byId("copy").addEventListener("click", () => copyText(byId("copy")));
 for (const select of document.querySelectorAll("select[data-navigate]")) {
-  select.addEventListener("change", () => location.assign(select.value));
+  select.addEventListener("change", () => {
+    startWaiting();
+    if (isByKeyboard) handFocusOn(focused());
+    location.assign(select.value);
+  });
 }
 
 // An address holds only what was given.
@@ -91,6 +188,40 @@ if (filters) {
     for (const field of filters.elements) field.disabled = false;
   });
 }
+
+// On a narrow page, the samples come first and the conditions are behind their title.
+const box = document.querySelector(".filter-box");
+if (box) {
+  const isWide = matchMedia("(min-width: 60rem)");
+  box.open = isWide.matches;
+  isWide.addEventListener("change", () => (box.open = isWide.matches));
+}
+
+// Long text comes in pieces. They are text, and are never parsed as HTML.
+async function showMore(button) {
+  button.disabled = true;
+  button.textContent = "Loading …";
+  const answer = await fetch(button.dataset.more).catch(() => null);
+  if (!answer || !answer.ok) {
+    button.disabled = false;
+    button.textContent = "It could not be read. Try again";
+    return;
+  }
+  const { text, rest } = await answer.json();
+  const shown = button.parentElement.querySelector("pre");
+  shown.append(text);
+  button.parentElement.querySelector(".note")?.remove();
+  if (rest === null) {
+    button.remove();
+    shown.focus();
+    return;
+  }
+  button.dataset.more = button.dataset.more.replace(/start=\d+/, `start=${rest}`);
+  button.disabled = false;
+  button.textContent = "Show more";
+  button.focus();
+}
+for (const button of document.querySelectorAll("[data-more]")) button.addEventListener("click", () => showMore(button));
 
 // The buttons of the scan lead back to this page.
 const scan = byId("scan");
@@ -122,8 +253,11 @@ if (refreshing && (scan.dataset.running === "true" || !document.querySelector(".
 // What decoding shows comes after the page, because it may take seconds. It is text, and is never parsed as HTML.
 const decoded = document.querySelector("[data-facts]");
 async function showFacts() {
-  const answer = await fetch(decoded.dataset.facts);
-  if (!answer.ok) return;
+  const state = byId("examining");
+  state.textContent = "Decoding the sample …";
+  const answer = await fetch(decoded.dataset.facts).catch(() => null);
+  state.textContent = answer && answer.ok ? "" : "Whether it decodes could not be found out.";
+  if (!answer || !answer.ok) return;
   const facts = await answer.json();
   if (facts.reason) {
     byId("failure").textContent = `A loader skips this sample (${facts.stage}): ${facts.reason}`;
@@ -144,3 +278,4 @@ async function showFacts() {
   document.body.dataset.facts = "shown";
 }
 if (decoded) showFacts();
+takeFocus();

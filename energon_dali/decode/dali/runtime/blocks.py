@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.runtime.device import Device, load_backend
+from energon_dali.decode.dali.runtime.device import Device, load_backend, refuse_capture
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
 from energon_dali.samples.transfer import map_tensors
@@ -24,7 +24,7 @@ _CPU_RUN_BYTES = 1 << 30
 """Largest run on the CPU: 64 images of 5 megapixels as RGB."""
 _RUNS_PER_BUDGET = 4
 """A run takes at most this part of a budget, so that two runs of two engines fit."""
-_GPU_BUDGET_BYTES = 8 << 30
+GPU_BUDGET_BYTES = 8 << 30
 """Default budget of a GPU."""
 _WORKSPACE_BYTES = 32 << 20
 """Memory of the decoders themselves when `has_room` looks for room; a low guess, as it was not measured."""
@@ -128,10 +128,19 @@ def split_block(
 
 
 def consumer_stream(device: Device) -> Any:
-    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU."""
+    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU.
+
+    Args:
+        device: Where a block is decoded.
+
+    Raises:
+        ConfigError: That stream is being captured for a CUDA graph.
+    """
     if device.kind == "cpu":
         return None
     import torch
+
+    refuse_capture("Media were to be decoded")
 
     return torch.cuda.current_stream(device.ordinal)
 
@@ -232,7 +241,7 @@ class DeviceMemory:
 
     def __init__(self, device: Device, budget_bytes: int | None = None) -> None:
         if budget_bytes is None and device.kind == "gpu":
-            budget_bytes = _GPU_BUDGET_BYTES
+            budget_bytes = GPU_BUDGET_BYTES
         self.device = device
         self.budget_bytes = budget_bytes
         self.run_bytes = _CPU_RUN_BYTES if budget_bytes is None else max(1, budget_bytes // _RUNS_PER_BUDGET)
