@@ -217,7 +217,11 @@ def measure_torchcodec(path: Path | None) -> None:
                         flush=True,
                     )
     if path is not None:
-        about = {"machine": describe_machine(), "versions": describe_versions(), "command": " ".join(sys.argv)}
+        about = {
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "command": f"python -m benchmarks.video_backends {' '.join(sys.argv[1:])}",
+        }
         path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

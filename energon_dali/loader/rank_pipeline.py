@@ -11,6 +11,7 @@ from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
+from energon_dali.datasets.wrappers.worker_decode import WorkerDecodeDataset
 from energon_dali.loader.processes.fork_safety import fork_hazard
 from energon_dali.loader.processes.fork_server import prepare_workers
 from energon_dali.loader.processes.launch import resolve_start_method
@@ -109,6 +110,8 @@ def _look_up_for_workers(dataset: SavableDataset[Any]) -> None:
         if isinstance(one, SourceDataset):
             for source in one.sources:
                 source.load.prepare_workers()
+        elif isinstance(one, WorkerDecodeDataset):
+            one.decoder.prepare_workers()
 
 
 def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:

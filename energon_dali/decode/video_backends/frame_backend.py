@@ -31,8 +31,14 @@ class FrameBackend(VideoBackend):
 
     routes: dict[Kind, Route]
     """What is counted as having decoded a video."""
-    cached_decoders = 0
-    """Hardware decoders that the library keeps for later files, per thread."""
+
+    def most_decoders(self, threads: int) -> int:
+        """Returns how many hardware decoders the library has at most on a GPU: in use, and kept for later files.
+
+        Args:
+            threads: So many files are decoded at the same time.
+        """
+        return threads
 
     @abstractmethod
     def read(self, handle: ClipsHandle, device: Device, stream: Any = None) -> torch.Tensor:
@@ -58,9 +64,8 @@ class FrameBackend(VideoBackend):
         from energon_dali.decode.video_backends.nvdec import decoder_cache
 
         threads = options.threads_on(device, "video")
-        cache = decoder_cache(
-            memory_of(device, options.gpu_memory_budget_bytes), self.name, threads * (1 + self.cached_decoders)
-        )
+        memory = memory_of(device, options.gpu_memory_budget_bytes)
+        cache = decoder_cache(memory, self.name, self.most_decoders(threads))
         return cache.admit(handle.codec, handle.width, handle.height, threads)
 
     def submit(

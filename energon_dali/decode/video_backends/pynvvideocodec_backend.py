@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _FRAMES_AT_ONCE = 16
 """Frames that are taken from the library before they are converted: each keeps memory of its decoder."""
+_CACHED_DECODERS = 4
+"""Hardware decoders of other sizes that a thread keeps; the library's default."""
 
 _of_thread = threading.local()
 """`decoders`: the decoder of a thread, by GPU. It is used for the thread's next file too, which costs less than a new
@@ -39,7 +41,9 @@ class PynvvideocodecBackend(FrameBackend):
     extra = "pynvvideocodec"
     kinds: frozenset[Kind] = frozenset(("gpu",))
     routes: dict[Kind, Route] = {"gpu": "pynvvideocodec"}  # noqa: RUF012
-    cached_decoders = 4
+
+    def most_decoders(self, threads: int) -> int:
+        return threads * (1 + _CACHED_DECODERS)
 
     def refusal(self, handle: ClipsHandle, where: VideoDevice, file: MediaFile | None = None) -> str:
         from energon_dali.decode.dali.video.eligibility import suits_hardware
@@ -92,7 +96,7 @@ class PynvvideocodecBackend(FrameBackend):
             cuda_stream=0 if stream is None else stream.cuda_stream,
             use_device_memory=True,
             need_scanned_stream_metadata=True,
-            decoder_cache_size=self.cached_decoders,
+            decoder_cache_size=_CACHED_DECODERS,
             output_color_type=library.OutputColorType.NATIVE,
         )
         return decoders[device.ordinal]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CUTS_RIGHT_FROM = (0, 17)
 """First release whose cached hardware decoders cut the frames of each file as that file says."""
+_CACHED_DECODERS = 16
+"""Hardware decoders that torchcodec keeps per GPU: as many as threads feed them at most."""
 _MATRICES: dict[int, Standard] = {1: "bt709", 5: "bt601", 6: "bt601", 9: "bt2020", 10: "bt2020"}
 """AVColorSpace to the matrix with which torchcodec converts; BT.601 for all others."""
 
@@ -40,7 +42,9 @@ class TorchcodecBackend(FrameBackend):
     extra = "torchcodec"
     kinds: frozenset[Kind] = frozenset(("cpu", "gpu"))
     routes: dict[Kind, Route] = {"cpu": "torchcodec-cpu", "gpu": "torchcodec-gpu"}  # noqa: RUF012
-    cached_decoders = 1
+
+    def most_decoders(self, threads: int) -> int:
+        return threads + _CACHED_DECODERS
 
     def runs_in_worker(self, kind: Kind) -> bool:
         return kind == "cpu"
@@ -105,9 +109,11 @@ def _load() -> tuple[Any, Any]:
         ImportError: It cannot be loaded, mostly because FFmpeg's libraries are missing.
     """
     try:
-        return import_module("torchcodec.decoders"), import_module("torchcodec.transforms").Resize
+        decoders, transforms = import_module("torchcodec.decoders"), import_module("torchcodec.transforms")
     except (RuntimeError, OSError) as error:
         raise ImportError(str(error)) from error
+    decoders.set_nvdec_cache_capacity(_CACHED_DECODERS)
+    return decoders, transforms.Resize
 
 
 def _matrix_of_packets(handle: ClipsHandle) -> int:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from energon_dali.decode import Decoded, DecodeFailure, SampleDecoder
+from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, SampleDecoder
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.runtime import device as devices
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.engine import memory_of
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.decode.video_backends import pynvvideocodec_backend, torchcodec_backend
 from energon_dali.decode.video_backends.base import VideoDevice
@@ -230,3 +231,20 @@ def test_every_backend_reads_the_same_frames(torchcodec: FakeTorchcodec, pynvvid
     for backend in (TORCHCODEC, PYNVVIDEOCODEC):
         assert_near(backend.read(handle, GPU)[None], wanted[None], CLIPS)
     assert VIDEOS["h264-b-mp4"].b_frames
+
+
+@pytest.mark.parametrize(("backend", "most"), [(TORCHCODEC, 24), (PYNVVIDEOCODEC, 40)], ids=["torchcodec", "pynv"])
+def test_hardware_decoders_count_in_the_budget(backend: Any, most: int) -> None:
+    options = DaliDecoder(num_threads=8, gpu_memory_budget_bytes=4 << 30).engine_options
+    memory = memory_of(GPU, options.gpu_memory_budget_bytes)
+    before = memory.use().kept_bytes
+    handle = handle_of(video_file("h264-mp4"))
+    sizes = [(1920, 16 * height) for height in range(40, 68)]
+    admitted = 0
+    for handle.width, handle.height in sizes:
+        admitted += backend.has_room(handle, options, GPU)
+    assert backend.most_decoders(8) == most
+    assert 0 < admitted <= len(sizes)
+    assert 0 < memory.use().kept_bytes - before <= 1 << 30  # a quarter of the budget for each library
+    assert backend.has_room(handle, options, CPU)
+    assert BACKENDS["pyav"].has_room(handle, options, GPU)

@@ -87,6 +87,12 @@ def test_the_layout_of_the_drivers_structure() -> None:
     assert ctypes.sizeof(caps) == 88
     assert (caps.supported.offset, caps.engines.offset, caps.output_formats.offset) == (24, 25, 26)
     assert (caps.most_width.offset, caps.most_blocks.offset, caps.least_width.offset) == (28, 36, 40)
+    assert (caps.least_height.offset, caps._histogram.offset, caps._bins.offset) == (42, 44, 46)
+    assert (caps.codec.offset, caps.chroma.offset, caps.bit_depth_minus_8.offset) == (0, 4, 8)
+    assert caps._reserved3.offset == 48
+    # cudaVideoCodec and cudaVideoChromaFormat of the same header.
+    assert nvdec._CODECS == {"mpeg4": 2, "h264": 4, "hevc": 8, "vp9": 10, "av1": 11}
+    assert nvdec._CHROMA_420 == 1
 
 
 @pytest.mark.parametrize(

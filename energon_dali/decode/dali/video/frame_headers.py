@@ -70,7 +70,7 @@ def has_uniform_frames(
             if codec in CODECS_WITH_PARAMETERS:
                 extradata = stream.codec_context.extradata or b""
                 shown = not whole or shows_whole_frames(codec, extradata, *shape[:2])
-                return shown and keeps_parameters(codec, extradata, packets)
+                return shown and keeps_parameters(codec, extradata, packets, shape)
             return _have_shape(packets, _READERS[codec], shape)
     except (DecodeError, IrregularHeaderError, IndexError, KeyError, ValueError):
         return False
@@ -190,18 +190,30 @@ _READERS: dict[str, Callable[[memoryview], Iterator[FrameHeader | None]]] = {
 }
 
 
-def keeps_parameters(codec: str, extradata: bytes | None, packets: Iterable[memoryview]) -> bool:
+def keeps_parameters(
+    codec: str, extradata: bytes | None, packets: Iterable[memoryview], shape: FrameShape = (0, 0, "")
+) -> bool:
     """Returns whether every unit that sets the size of frames is also in the header of the media stream.
+
+    Encoders of AV1 (SVT-AV1) repeat the header with other flags. It may differ from that of the container, if all
+    packets have the same one, which states the same size.
 
     Args:
         codec: One of CODECS_WITH_PARAMETERS.
         extradata: The decoder configuration of the container; without it, False is returned.
         packets: All packets of the media stream, in any order.
+        shape: That of the frames.
+
+    Raises:
+        IrregularHeaderError: A header of AV1 is cut off.
     """
     if not extradata:
         return False
+    if codec == "av1":
+        found = {unit for packet in packets for unit in _find_av1_headers(packet)}
+        return len(found) == 1 and all(unit in extradata or _read_av1_size(unit) == shape[:2] for unit in found)
     length_size = find_length_size(codec, extradata)
-    find = {"mpeg4": _find_mpeg4_layers, "av1": _find_av1_headers}.get(codec)
+    find = {"mpeg4": _find_mpeg4_layers}.get(codec)
     count = 0
     for packet in packets:
         count += 1
@@ -227,6 +239,38 @@ def _find_mpeg4_layers(packet: memoryview) -> Iterator[bytes]:
         if content[at + 3] in _MPEG4_LAYERS:
             yield content[at : after if after >= 0 else len(content)]
         at = after
+
+
+def _read_av1_size(header: bytes) -> tuple[int, int]:
+    """Returns (width, height) of a sequence header (AV1 bitstream specification 5.5.1)."""
+    bits = _Bits(memoryview(header))
+    bits.take(3 + 1)
+    if bits.take(1):  # reduced_still_picture_header
+        bits.take(5)
+    else:
+        has_model = 0
+        if bits.take(1):  # timing_info
+            bits.take(64)
+            if bits.take(1):  # equal_picture_interval, followed by an uvlc
+                zeros = 0
+                while not bits.take(1):
+                    zeros += 1
+                bits.take(zeros)
+            has_model = bits.take(1)
+            delay_bits = bits.take(5) + 1 if has_model else 0
+            if has_model:
+                bits.take(32 + 5 + 5)
+        has_delay = bits.take(1)
+        for _ in range(bits.take(5) + 1):
+            bits.take(12)
+            if bits.take(5) > 7:  # the level, followed by the tier
+                bits.take(1)
+            if has_model and bits.take(1):
+                bits.take(2 * delay_bits + 1)
+            if has_delay and bits.take(1):
+                bits.take(4)
+    width_bits, height_bits = bits.take(4) + 1, bits.take(4) + 1
+    return bits.take(width_bits) + 1, bits.take(height_bits) + 1
 
 
 def _find_av1_headers(packet: memoryview) -> Iterator[bytes]:

@@ -6,11 +6,13 @@ import contextlib
 import io
 from dataclasses import replace
 
+import av
 import pytest
 
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.video.coded_size import shows_whole_frames
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
+from energon_dali.decode.dali.video.frame_headers import _find_av1_headers, _read_av1_size, has_uniform_frames
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.demuxers import open_container
@@ -113,3 +115,36 @@ def test_a_configuration_that_is_cut_off_or_of_another_kind(codec: str) -> None:
     for length in range(len(extradata)):
         with contextlib.suppress(IrregularHeaderError, IndexError):  # which `has_uniform_frames` takes as no
             shows_whole_frames(codec, extradata[:length], 320, 240)
+
+
+def test_headers_of_av1_may_differ_from_the_containers_but_not_from_each_other() -> None:
+    """SVT-AV1 repeats its header with other flags."""
+    data = encode_video(VideoRecipe("av1", "mp4", size=(320, 240), gop=6, frames=18))
+    shape = (320, 240, "yuv420p")
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        packets = [bytes(packet) for packet in container.demux(stream) if packet.size]
+        extradata = stream.codec_context.extradata or b""
+    (header,) = {unit for packet in packets for unit in _find_av1_headers(memoryview(packet))}
+    assert header not in extradata
+    assert _read_av1_size(header) == shape[:2]
+    assert has_uniform_frames(data, "av1", shape)
+    # 9 bits of width and 8 of height follow their numbers of bits; the last one of the width becomes another.
+    changed = next(
+        other for at in range(8 * len(header)) if _size_or_none(other := _with_bit_flipped(header, at)) == (319, 240)
+    )
+    assert data.count(header) == 3
+    for edited in (data.replace(header, changed, 1), data.replace(header, changed)):
+        assert not has_uniform_frames(edited, "av1", shape)
+
+
+def _with_bit_flipped(header: bytes, at: int) -> bytes:
+    value = int.from_bytes(header, "big") ^ 1 << (8 * len(header) - 1 - at)
+    return value.to_bytes(len(header), "big")
+
+
+def _size_or_none(header: bytes) -> tuple[int, int] | None:
+    try:
+        return _read_av1_size(header)
+    except IrregularHeaderError:
+        return None
