@@ -172,7 +172,7 @@ class AutoWorkers:
             limit, kind = self._obstacle(larger, statistics)
             if not kind:
                 return self._try(larger, window, waits)
-        finding = diagnose(statistics, num_workers=self.current).finding
+        finding = diagnose(statistics, num_workers=self.current, memory=memory_left()).finding
         return _Step(None, f"{waits}, and {limit}. {finding}", kind)
 
     def _why_not(self, number: int | None) -> str:
