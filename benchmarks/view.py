@@ -11,14 +11,16 @@ import argparse
 import http.client
 import json
 import os
+import random
 import re
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ import psutil
 
 from benchmarks.machine import commit, describe_machine, describe_versions
 from benchmarks.scale.synthetic import write_synthetic
+from energon_dali.view.scan_source import ScanSource
+from energon_dali.view.scan_store import ScanStore
 from tests.view.chromium import chromium
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +84,7 @@ def fetcher(address: str) -> Callable[[str], tuple[float, str]]:
 
 def keys_of(page: str) -> list[str]:
     """Returns the keys of the samples of a page."""
-    return re.findall(r'class="key">([^<]*)<', page)
+    return re.findall(r'class="key"[^>]*>([^<]*)<', page)
 
 
 def measure(samples: int, shards: int, repetitions: int) -> dict[str, Any]:
@@ -94,6 +98,7 @@ def measure(samples: int, shards: int, repetitions: int) -> dict[str, Any]:
         dataset = folder / "data"
         dataset.mkdir()
         write_synthetic(dataset, samples, shards)
+        write_scan(dataset, folder / "cache", samples)
         with serving(dataset, folder / "cache") as (address, start_seconds, process):
             fetch = fetcher(address)
             first_seconds = fetch(f"/data/0?size={PAGE_SIZE}")[0]
@@ -112,6 +117,7 @@ def measure(samples: int, shards: int, repetitions: int) -> dict[str, Any]:
                             time.sleep(0.005)
                         painted[page].append(float(paint))
             search = measure_search(fetch, samples)
+            orders = [measure_order(fetch, samples, sort, repetitions) for sort in ("-bytes", "duration")]
             memory = process.memory_full_info().uss
     rows = [
         {
@@ -133,8 +139,45 @@ def measure(samples: int, shards: int, repetitions: int) -> dict[str, Any]:
         "pages": rows,
         "last_page_over_first_page": round(medians[-1] / medians[0], 2),
         "key_search": search,
+        "orders": orders,
         "memory_of_the_server_mib": round(memory / 2**20),
     }
+
+
+def write_scan(dataset: Path, cache: Path, samples: int) -> None:
+    """Writes what a complete scan would have found, with a duration for each sample."""
+    store = ScanStore(cache / "energon-dali" / "view", ScanSource(str(dataset)).identity())
+    store.create()
+    draw = random.Random(0)
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        for start in range(0, samples, 100_000):
+            numbers = range(start, min(start + 100_000, samples))
+            connection.executemany("INSERT INTO samples VALUES (?, '', 1, 0)", ((number,) for number in numbers))
+            connection.executemany(
+                "INSERT INTO parts VALUES (?, 'mp4', 1, 'video', NULL, 'h264', 64, 48, ?, '', NULL)",
+                ((number, draw.random()) for number in numbers),
+            )
+        connection.execute("INSERT INTO blocks VALUES (0, ?)", (samples,))
+        connection.execute("COMMIT")
+
+
+def measure_order(
+    fetch: Callable[[str], tuple[float, str]], samples: int, sort: str, repetitions: int
+) -> dict[str, Any]:
+    """Returns how long sorting by a fact takes, and how long sorted pages take next to unsorted ones."""
+    path = f"/data/0?size={PAGE_SIZE}&sort={sort}"
+    start = time.perf_counter()
+    while len(keys_of(fetch(path)[1])) != PAGE_SIZE:
+        time.sleep(0.01)
+    seconds = time.perf_counter() - start
+    times: dict[str, list[float]] = {"sorted": [], "unsorted": []}
+    page = min(100_000, samples // PAGE_SIZE)
+    for _ in range(repetitions):
+        for name, address in (("sorted", f"{path}&page={page}"), ("unsorted", f"/data/0?size={PAGE_SIZE}&page={page}")):
+            times[name].append(1000 * fetch(address)[0])
+    medians = {f"median_{name}_ms": round(statistics.median(found), 2) for name, found in times.items()}
+    return {"sort": sort, "first_page_after_seconds": round(seconds, 2), "page": page, **medians}
 
 
 def measure_search(fetch: Callable[[str], tuple[float, str]], samples: int) -> dict[str, Any]:

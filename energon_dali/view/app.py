@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
-from energon_dali.view import choosing, comparison, pages, run_pages
+from energon_dali.view import blend_pages, choosing, comparison, pages, run_pages
 from energon_dali.view.content import send_part
 from energon_dali.view.dataset import ViewedDataset
 from energon_dali.view.guard import DATA_POLICY, Guard, new_token
@@ -63,9 +63,9 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/compare", queries(comparison.compare)),
         Route("/data/{dataset:int}/failures", queries(pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(pages.statistics)),
-        Route("/blend", queries(pages.blend)),
-        Route("/mixture", queries(pages.mixture)),
-        Route("/mixture/shares", queries(pages.mixture_shares)),
+        Route("/blend", queries(blend_pages.blend)),
+        Route("/mixture", queries(blend_pages.mixture)),
+        Route("/mixture/shares", queries(blend_pages.mixture_shares)),
         Route(f"{_SAMPLE}/encoded", encodings(pages.encoded_sample)),
         Route("/run", runs(run_pages.run)),
         Route("/run/step/{step:int}", runs(run_pages.step)),

@@ -192,6 +192,10 @@ class BlendedPage:
     """Why the order is another one than was asked for; "" if it is not."""
 
 
+Place: TypeAlias = tuple[int | None, dict[str, str | None], str]
+"""Where a sample is in a list: (its position, addresses of the samples before and after, address of the list)."""
+
+
 class BlendedSamples:
     """The samples of the blends of a metadataset, by position. Thread-safe.
 
@@ -280,6 +284,25 @@ class BlendedSamples:
             samples += [BlendedSample(position + n, number, entry, index) for n, index in enumerate(found)]
             position = min(stop, ends[at])
         return BlendedPage(tuple(samples), total)
+
+    def place(self, given: Mapping[str, str]) -> Place | None:
+        """Returns where a sample is in the blend that it was reached from; None if it was not.
+
+        Args:
+            given: The fields of its address.
+
+        Raises:
+            DatasetError: A split or an index is damaged.
+            StorageError: A file cannot be read.
+        """
+        split, position = given.get("blend", ""), given.get("at", "")
+        if split not in self._catalog.sources or not position.isdecimal() or len(position) > 12:
+            return None
+        query, at = read_blend_query(given, self._catalog, split), int(position)
+        shown = self.page(query, max(0, at - 1), at + 2).samples
+        found = {one.position: query.address_of(one) for one in shown}
+        neighbours = {"previous": found.get(at - 1), "next": found.get(at + 1)}
+        return at, neighbours, query.on_page(at // query.page_size + 1).address()
 
     def sources(self, split: str) -> Sequence[tuple[CatalogEntry, str]]:
         """Returns (dataset, part of its split) of each dataset of a blend, those that cannot be opened included."""

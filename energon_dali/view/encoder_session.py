@@ -19,6 +19,7 @@ from energon_dali.assembly.mixture import LoadedSource, dataset_of, open_sources
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.assembly.pipeline import build_stages
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.source import MIXTURE_NAME, NAME
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.loader.get_loader import get_savable_loader
@@ -246,13 +247,14 @@ def find_places(restore_key: Any) -> list[list[tuple[int, int]]]:
 
 
 def _places(key: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
-    for position, one in enumerate(key):
+    source = 0
+    for one, following in zip(key, [*key[1:], None], strict=False):
         if isinstance(one, tuple):
             yield from _places(one)
-        elif one == "Webdataset":
-            numbers = key[position + 1 : position + 3]
-            if len(numbers) == 2 and all(isinstance(number, int) for number in numbers):
-                yield numbers[1], numbers[0]
+        elif one == MIXTURE_NAME and isinstance(following, int):
+            source = following
+        elif one == NAME and isinstance(following, int):
+            yield source, following
 
 
 def find_row(reader: JoinedReader, column: int, index: int) -> int | None:

@@ -1,14 +1,13 @@
 """The pages; each function answers one address.
 
-They are about datasets and their samples, what the user's task encoder makes of them, what a scan found, and the
-mixture of a metadataset.
+They are about datasets and their samples, what the user's task encoder makes of them, and what a scan found.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,18 +15,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from energon_dali.errors import DatasetError, EnergonDaliError, StorageError
 from energon_dali.shards.measures.places import measures_of_sample
-from energon_dali.view.blended import DEFAULT_SAMPLES_PER_STEP, read_blend_query
+from energon_dali.view.blended import Place
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.content import AV_TYPES, more_of_part, show_part, snippets
-from energon_dali.view.drawn_mixture import (
-    DEFAULT_DRAWS,
-    MAX_DRAWS,
-    MAX_SAMPLES_PER_STEP,
-    MAX_STEPS,
-    DrawnMixture,
-    drawn_mixture,
-    steps_of_schedule,
-)
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.grid_choice import check_query, grid_choice
 from energon_dali.view.guard import DATA_POLICY
@@ -145,28 +135,6 @@ def grid(request: Request) -> Response:
     )
 
 
-def blend(request: Request) -> Response:
-    """Answers `/blend`: the samples of all datasets of a metadataset, in the order of training or by dataset."""
-    site = site_of(request)
-    if not site.catalog.is_metadataset:
-        raise HTTPException(404, "There is one dataset. A blend is what a metadataset names.")
-    query = read_blend_query(request.query_params, site.catalog, request.query_params.get("split", ""))
-    found = site.blended.page(query, query.start, query.start + query.page_size)
-    last_page = None if found.total is None else max(1, -(-found.total // query.page_size))
-    if last_page is not None and query.page > last_page:
-        query = query.on_page(last_page)
-        found = site.blended.page(query, query.start, query.start + query.page_size)
-    samples = [one.entry.opened.sample(one.index) for one in found.samples]
-    texts: dict[int, str] = {}  # by position
-    for entry in {one.entry.number: one.entry for one in found.samples}.values():
-        own = [(n, sample) for n, sample in enumerate(samples) if found.samples[n].entry is entry]
-        texts |= zip((n for n, _ in own), snippets(entry.opened, [sample for _, sample in own]), strict=True)
-    shown = [(one, samples[n], texts[n]) for n, one in enumerate(found.samples)]
-    values: dict[str, Any] = {"query": query, "found": found, "shown": shown}
-    values |= {"last_page": last_page, "page_sizes": PAGE_SIZES}
-    return show(request, "blend", entry=None, **values)
-
-
 def facets(request: Request) -> Response:
     """Answers `/data/N/facets`: the fields of JSON parts, and how many samples of a grid have each value, as JSON."""
     site, entry = site_of(request), entry_of(request)
@@ -211,7 +179,9 @@ def sample(request: Request) -> Response:
     site = site_of(request)
     entry, shown = sample_of(request)
     dataset = entry.opened
-    position, neighbours, back = _place_in_blend(request, site) or _place_in_grid(request, site, entry, shown.index)
+    position, neighbours, back = site.blended.place(request.query_params) or _place_in_grid(
+        request, site, entry, shown.index
+    )
     media_first = sorted(shown.parts, key=lambda part: part.kind not in ("image", "av"))
     return show(
         request,
@@ -230,11 +200,7 @@ def sample(request: Request) -> Response:
     )
 
 
-_Place: TypeAlias = tuple[int | None, dict[str, str | None], str]
-"""(position in a list, addresses of the samples before and after, address of the list)."""
-
-
-def _place_in_grid(request: Request, site: Site, entry: CatalogEntry, index: int) -> _Place:
+def _place_in_grid(request: Request, site: Site, entry: CatalogEntry, index: int) -> Place:
     """Returns where a sample is among those of the grid that it was reached from."""
     query, _ = check_query(site, entry, read_query(request.query_params)[0])
     position = _position_of(request, site, entry, query, index)
@@ -248,18 +214,6 @@ def _place_in_grid(request: Request, site: Site, entry: CatalogEntry, index: int
                 neighbours[name] = f"/data/{entry.number}/sample/{found[0]}{address}"
     grid_page = 1 if position is None else position // query.page_size + 1
     return position, neighbours, f"/data/{entry.number}{query.on_page(grid_page).address()}"
-
-
-def _place_in_blend(request: Request, site: Site) -> _Place | None:
-    """Returns where a sample is in the blend that it was reached from; None if that is not so."""
-    given, position = request.query_params, request.query_params.get("at", "")
-    if given.get("blend", "") not in site.catalog.sources or not position.isdecimal() or len(position) > 12:
-        return None
-    query, at = read_blend_query(given, site.catalog, given["blend"]), int(position)
-    first = max(0, at - 1)
-    found = {one.position: query.address_of(one) for one in site.blended.page(query, first, at + 2).samples}
-    neighbours = {"previous": found.get(at - 1), "next": found.get(at + 1)}
-    return at, neighbours, query.on_page(at // query.page_size + 1).address()
 
 
 def measures_of(dataset: Any, index: int) -> list[tuple[str, dict[str, int]]]:
@@ -398,50 +352,6 @@ def failures(request: Request) -> Response:
         most=_MOST_FAILURES,
         note=site.scan.note(number),
     )
-
-
-def mixture(request: Request) -> Response:
-    """Answers `/mixture`: the share of each dataset that is wanted, and the one that the first draws give."""
-    try:
-        split, numbers, found = _drawn(request)
-    except (DatasetError, StorageError) as error:
-        return show(request, "mixture", status=422, entry=None, split="", numbers={}, found=None, problem=str(error))
-    limits = {"draws": MAX_DRAWS, "steps": MAX_STEPS, "size": MAX_SAMPLES_PER_STEP}
-    return show(request, "mixture", entry=None, split=split, numbers=numbers, found=found, limits=limits, problem="")
-
-
-def mixture_shares(request: Request) -> Response:
-    """Answers `/mixture/shares`: what `/mixture` shows, as JSON."""
-    return JSONResponse(asdict(_drawn(request)[2]))
-
-
-def _drawn(request: Request) -> tuple[str, dict[str, int], DrawnMixture]:
-    """Returns (split, numbers of the form, mixture) that an address asks for."""
-    site = site_of(request)
-    splits = site.catalog.splits
-    split = request.query_params.get("split", "")
-    split = split if split in splits else next(iter(splits), "train")
-    texts = {name: request.query_params.get(name, "") for name in ("draws", "seed", "steps", "size")}
-    given = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 11}
-    numbers = {"seed": min(given.get("seed", 0), 999_999_999)}
-    schedule, size = site.catalog.schedules.get(split), None
-    if schedule is None:
-        numbers["draws"] = draws = min(MAX_DRAWS, max(1, given.get("draws", DEFAULT_DRAWS)))
-    else:
-        numbers["size"] = size = min(MAX_SAMPLES_PER_STEP, max(1, given.get("size", DEFAULT_SAMPLES_PER_STEP)))
-        steps = given.get("steps", steps_of_schedule(schedule, size))
-        numbers["steps"] = min(MAX_STEPS, max(1, steps))
-        draws = numbers["steps"] * size
-    found = drawn_mixture(
-        site.catalog.path,
-        split,
-        num_draws=draws,
-        samples_per_step=size,
-        seed_offset=numbers["seed"],
-        allow_imports=site.options.allow_imports,
-        allow_code=site.options.allow_code,
-    )
-    return split, numbers, found
 
 
 def scan_progress(request: Request) -> Response:

@@ -225,13 +225,9 @@ def _charts(connection: sqlite3.Connection, parts: str, samples: str, ranges: Ra
 
 def _field_charts(connection: sqlite3.Connection, ranges: Ranges) -> Iterator[Chart | None]:
     """Yields a chart for each of the first fields of JSON parts whose values occur more than once."""
-    name = ""
-    for number in range(_FIELD_CHARTS):
-        (found,) = connection.execute("SELECT min(name) FROM fields WHERE name > ?", (name,)).fetchone()
-        if found is None:
-            return
-        name = found
-        fields = _from("fields f", "f.sample", ranges)
+    fields = _from("fields f", "f.sample", ranges)
+    names = f"SELECT f.name, count(*) AS number {fields} GROUP BY f.name ORDER BY number DESC, 1 LIMIT ?"
+    for number, (name, _) in enumerate(connection.execute(names, (_FIELD_CHARTS,)).fetchall()):
         columns = f"SELECT f.value, count(*) AS number {fields} WHERE f.name = ? GROUP BY f.value"
         rows = connection.execute(f"{columns} ORDER BY number DESC, 1 LIMIT ?", (name, _CATEGORIES)).fetchall()
         if not rows or rows[0][1] < 2:  # an identifier: every sample has its own

@@ -37,7 +37,7 @@ def command_of_compose() -> list[str]:
     return [str(part).replace(inside, str(FOLDER)) for part in (*train["entrypoint"], *train["command"])]
 
 
-@pytest.mark.parametrize("name", ["doctor", "train"])
+@pytest.mark.parametrize("name", ["doctor", "suite", "train"])
 def test_services_have_all_gpus_with_video_and_room_for_shared_memory(name: str) -> None:
     service = services()[name]
     (gpus,) = service["deploy"]["resources"]["reservations"]["devices"]
@@ -57,6 +57,21 @@ def test_doctor_is_the_command_of_the_images_entry_point() -> None:
     name, *options = services()["doctor"]["command"]
     done = CliRunner().invoke(main, [name, *options, "--help"])
     assert done.exit_code == 0
+
+
+def test_the_suite_runs_from_a_checkout_that_is_mounted() -> None:
+    suite = services()["suite"]
+    assert f"../..:{suite['working_dir']}:ro" in suite["volumes"]
+    (command,) = suite["command"]
+    assert suite["entrypoint"] == ["bash", "-c"]
+    assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0
+    words = command.replace("&&", " ").split()
+    for path in ("constraints-ci.txt", "benchmarks/requirements-gpu.txt", "benchmarks/gpu.sh"):
+        assert path in words
+        assert (ROOT / path).is_file()
+    assert os.access(ROOT / "benchmarks" / "gpu.sh", os.X_OK)
+    results = words[words.index("benchmarks/gpu.sh") + 1]
+    assert any(volume.endswith(f":{results}") for volume in suite["volumes"])
 
 
 def run_slurm(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

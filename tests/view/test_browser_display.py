@@ -6,6 +6,7 @@ Run by `make test-browser`.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from energon_dali.view import pages
 from tests.loader.dataset_folder import captioning_dataset
 from tests.view.chromium import chromium
 from tests.view.odd_samples import odd_samples, write_odd
@@ -212,9 +214,9 @@ def test_bars_lead_to_their_samples(window: webdriver.Chrome, server: PageServer
 def blend(odd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two datasets, and in the split val one more that is missing."""
     folder = tmp_path_factory.mktemp("blend")
-    captions = captioning_dataset(folder / "captions", count=20)
-    known = [{"weight": 3, "path": str(captions)}, {"weight": 1, "path": str(odd)}]
-    splits = {"train": {"blend": known}, "val": {"blend": [*known, {"weight": 1, "path": str(folder / "none")}]}}
+    paths = [captioning_dataset(folder / "captions", count=20), odd, folder / "none"]
+    uses = [{"weight": 3 - number, "path": str(path), "split_part": "train"} for number, path in enumerate(paths)]
+    splits = {"train": {"blend": uses[:2]}, "val": {"blend": uses}}
     form = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
     (folder / "blend.yaml").write_text(json.dumps(form))
     return folder / "blend.yaml"
@@ -244,3 +246,127 @@ def test_a_blend_is_one_grid_with_a_colour_for_each_dataset(
         go(window, f"{server.url}/blend?split=val")
         assert "is not a folder" in one(window, ".dataset.missing").text
         assert len(all_of(window, ".card")) == 48
+
+
+def test_a_conversation_has_its_images_in_place(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server)
+    go(window, sample(server, "chat"))
+    turns = all_of(window, ".chat .turn")
+    assert [turn.find_element("tag name", "h3").text for turn in turns] == ["human", "gpt", "human"]
+    loaded = "return [...document.querySelectorAll('.chat img')].map(i => i.naturalWidth)"
+    wait(window, lambda w: w.execute_script(loaded) == [64, 64])
+    lefts = [window.execute_script("return arguments[0].getBoundingClientRect().left", turn) for turn in turns]
+    assert lefts[0] > lefts[1]  # the two sides
+    said = "return getComputedStyle(document.querySelector('.turn.assistant .said')).direction"
+    assert window.execute_script(said) == "rtl"
+    all_of(window, ".chat img")[1].click()
+    wait(window, lambda w: one(w, "#lightbox").get_attribute("data-shown"))
+    press(window, Keys.ESCAPE)
+    one(window, ".as-json summary").click()
+    assert '"conversations"' in one(window, ".as-json pre").text
+
+
+def test_values_of_json_fields_lead_to_their_samples(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server)
+    facets = one(window, "#facets > summary")
+    window.execute_script("arguments[0].scrollIntoView({block: 'center'})", facets)
+    facets.click()
+    wait(window, lambda w: len(all_of(w, "#facets li a")) > 2)
+    assert [value.text for value in all_of(window, "#facets details:first-of-type li a span:first-child")] == [
+        "de",
+        "en",
+    ]
+    one(window, "#facets li a").click()
+    wait(window, lambda w: "field=language" in w.current_url)
+    assert [card.text for card in all_of(window, ".card .key")] == ["array"]
+    one(window, ".views a:not([aria-current])").click()
+    wait(window, lambda w: "view=table" in w.current_url)
+    assert [cell.text for cell in all_of(window, ".fields .cell")] == ["de", "0.5"]
+    press(window, "j", Keys.ENTER)
+    arrive(window, f"/data/0/sample/{KEYS.index('array')}")
+    press(window, "u")
+    wait(window, lambda w: "view=table" in w.current_url)
+    wait(window, lambda w: w.execute_script("return document.activeElement.dataset.sample") == str(KEYS.index("array")))
+
+
+TOKENS = """
+import torch
+from energon_dali import DefaultTaskEncoder, Sample, edataclass, stateless
+
+class Words:
+    known = ["<pad>", "<|image_pad|>", "picture", "number", *map(str, range(100))]
+    def encode(self, text):
+        return [1] * 1024 + [self.known.index(word) for word in text.split()]
+    def decode(self, ids):
+        return " ".join(self.known[number] for number in ids)
+
+@edataclass
+class Encoded(Sample):
+    input_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+
+class Folded(DefaultTaskEncoder):
+    decoder = None
+    tokenizer = Words()
+
+    @stateless
+    def encode_sample(self, sample):
+        ids = torch.tensor(self.tokenizer.encode(sample.caption))
+        return Encoded.derive_from(sample, input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)]))
+
+    def select_samples_to_pack(self, samples):
+        return [samples]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        lengths = torch.tensor([0] + [len(sample.input_ids) for sample in samples])
+        ids = torch.cat([sample.input_ids for sample in samples])
+        return Encoded.derive_from(samples[0], input_ids=ids, cu_seqlens=lengths.cumsum(0))
+"""
+
+
+def test_image_tokens_are_folded_and_segments_and_words_lead_to_samples(
+    window: webdriver.Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folding_encoder.py").write_text(TOKENS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = captioning_dataset(tmp_path / "data", count=12)
+    options = {"encoder": "folding_encoder:Folded", "batch_size": 1, "packing_buffer_size": 3}
+    with serving(data, tmp_path / "scans", **options) as server:
+        enter(window, server, "/encoder")
+        assert all_of(window, ".error") == [], one(window, "main").text
+        assert [token.text for token in all_of(window, ".token.folded b")] == ["image x 1,024"] * 3
+        segments = all_of(window, "svg.strip a")
+        assert len(segments) == 3
+        made_of = [link.get_attribute("href") for link in all_of(window, "main p.path a")]
+        assert [window.execute_script("return arguments[0].href.baseVal", link) for link in segments] == [
+            str(address).removeprefix(server.url) for address in made_of
+        ]
+        server.site.scan.start()
+        assert server.site.scan.wait(60)
+        word = next(token for token in all_of(window, "a.token") if token.text.startswith("picture"))
+        word.click()
+        wait(window, lambda w: "text=picture" in w.current_url)
+        assert len(all_of(window, ".card")) == 12
+
+
+def test_what_takes_long_is_seen_to_be_on_its_way(
+    window: webdriver.Chrome, server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = pages.collect_statistics
+
+    def wait_first(*arguments: object, **options: object) -> object:
+        time.sleep(1.5)
+        return slow(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pages, "collect_statistics", wait_first)
+    enter(window, server)
+    window.execute_script(
+        """sessionStorage.removeItem("seen");
+        new MutationObserver(() => document.getElementById("waiting") && sessionStorage.setItem("seen", "1"))
+            .observe(document.body, {childList: true});
+        document.querySelector("nav a[href$=statistics]").click();"""
+    )
+    wait(window, lambda w: w.execute_script("return document.body.dataset.page == 'statistics'"))
+    assert window.execute_script("return sessionStorage.getItem('seen')") == "1"
+    assert all_of(window, "#waiting") == []

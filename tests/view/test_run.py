@@ -39,7 +39,12 @@ class SavedRun:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
-    folder = write_blend(tmp_path_factory.mktemp("run"))
+    return saved_run(tmp_path_factory.mktemp("run"))
+
+
+def saved_run(folder: Path) -> SavedRun:
+    """Runs a job of two ranks; writes its states, its debug logs and its loss."""
+    write_blend(folder)
     received = {}
     (folder / "states").mkdir()
     for rank in range(2):

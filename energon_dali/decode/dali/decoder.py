@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.calls import explain_call
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.dispatch import DaliHandle, is_eligible_image, is_left_to_pil, submit_block
@@ -30,8 +31,9 @@ from energon_dali.decode.images import decode_image, screen_image
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.part_kind import decodes_kind
-from energon_dali.decode.video_backends.base import BackendOption, VideoDevice
-from energon_dali.decode.video_backends.choice import BACKENDS, check_backend_option, choose_backend
+from energon_dali.decode.video_backends.base import BackendOption, VideoBackend, VideoDevice
+from energon_dali.decode.video_backends.choice import BACKENDS, check_backend_option, choose_backend, wanted_backends
+from energon_dali.decode.video_backends.excerpt import excerpt_of
 from energon_dali.decode.video_backends.frame_backend import FrameBackend
 from energon_dali.decode.video_backends.nvdec import Nvdec, ask_nvdec, library_obstacle
 from energon_dali.errors import ConfigError, DecodeError
@@ -233,11 +235,6 @@ class DaliDecoder(MediaDecoder):
         """Returns the options as plain values."""
         return {**super().config(), "feed": self.feed, **asdict(self.engine_options)}
 
-    def takes_sparse(self, name: str) -> bool:
-        # A GPU decodes files, so they are read whole where it may decode clips.
-        in_worker = self.video_backend == "pyav" or not self._decodes_clips_on_gpu() or self.placement == "worker"
-        return super().takes_sparse(name) and (in_worker or not isinstance(self.av_decode, VideoClips))
-
     def prepare_workers(self) -> None:
         if not isinstance(self.av_decode, VideoClips) or not self._decodes_clips_on_gpu() or self.placement != "rank":
             return
@@ -254,8 +251,7 @@ class DaliDecoder(MediaDecoder):
             return handle  # the others were decoded when they were read
         try:
             if isinstance(handle, ClipsHandle):
-                self._settle_clips(handle, None, decodes=decodes)
-                return handle
+                return self._settle_clips(handle, None, decodes=decodes)
             return _with_pixels(handle, decode_image(handle)) if decodes else handle
         except DecodeError:
             return handle
@@ -284,10 +280,10 @@ class DaliDecoder(MediaDecoder):
         if handle.spec.front_end is not None or self.placement == "worker":
             return super()._finish_clips(handle, file)
         with file:
-            self._settle_clips(handle, file, decodes=True)
+            handle = self._settle_clips(handle, file, decodes=True)
         return handle if handle.decoded is None or self._decodes_clips_on_gpu() else handle.decoded
 
-    def _settle_clips(self, handle: ClipsHandle, file: MediaFile | None, *, decodes: bool) -> None:
+    def _settle_clips(self, handle: ClipsHandle, file: MediaFile | None, *, decodes: bool) -> ClipsHandle:
         """Chooses the backend of a video in a worker, and decodes there what workers decode, and all audio.
 
         Args:
@@ -295,22 +291,42 @@ class DaliDecoder(MediaDecoder):
             file: The same file, if it is open.
             decodes: Whether it may be decoded.
 
+        Returns:
+            The video as it travels to the rank.
+
         Raises:
             DecodeError: It cannot be decoded.
         """
-        from energon_dali.decode.pyav import decode_and_render, decode_audio_of_clips
+        from energon_dali.decode.pyav import decode_audio_of_clips
 
         if handle.decoded is not None:
-            return
+            return handle
         where = self._video_device()
-        backend = choose_backend(handle, self.engine_options, where, file)
+        candidate: ClipsHandle | None = handle
+        if isinstance(handle.data, SparseMedia) and where.kind == "gpu":
+            wanted = wanted_backends(handle, self.engine_options, where)
+            candidate = excerpt_of(handle, file) if wanted else None
+        backend = BACKENDS["pyav"]
+        if candidate is not None:
+            backend = choose_backend(candidate, self.engine_options, where, file if candidate is handle else None)
+        in_worker = backend.runs_in_worker(where.kind)
+        if decodes and in_worker:
+            self._decode_clips(handle, file, backend)
+        elif decodes and handle.sound is None and handle.spec.clip_audio is not None:
+            handle.sound = decode_audio_of_clips(handle, file)
+        if candidate is not None and candidate is not handle and not in_worker:
+            candidate.sound, handle = handle.sound, candidate
         handle.backend = backend.name, where.kind
-        if not decodes:
-            return
-        if not backend.runs_in_worker(where.kind):
-            if handle.sound is None and handle.spec.clip_audio is not None:
-                handle.sound = decode_audio_of_clips(handle, file)
-            return
+        return handle
+
+    def _decode_clips(self, handle: ClipsHandle, file: MediaFile | None, backend: VideoBackend) -> None:
+        """Decodes a video in a worker.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        from energon_dali.decode.pyav import decode_and_render
+
         if backend is BACKENDS["pyav"]:
             handle.decoded, handle.decoded_by = decode_and_render(handle, file), "pyav"
         else:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
+from energon_dali.decode.front_ends.computed_values import DinoV3, Owlv2, ZoeDepth
 from energon_dali.decode.front_ends.constant_text import FixedText
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
+from energon_dali.decode.front_ends.documents import Donut, Nougat
 from energon_dali.decode.front_ends.emu3 import Emu3
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
@@ -45,7 +47,8 @@ from energon_dali.decode.front_ends.processor_config import ProcessorConfig, rea
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
-from energon_dali.decode.front_ends.resized import Resized
+from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
+from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
@@ -98,7 +101,15 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     PaddedBatch,
     Pixtral,
     LightOnOcr,
+    DinoV3,
+    Donut,
+    Nougat,
+    Owlv2,
+    ZoeDepth,
     Resized,
+    Sam2,
+    FrameSequence,
+    Sam,
     Siglip2,
 )
 

@@ -89,6 +89,8 @@ class Pixels:
         if self._tensor is None:
             import torch
 
+            if 0 in self.size:
+                return torch.empty((3, *self.size), dtype=torch.uint8)
             # PIL splits the channels in less time than a transposition takes.
             joined = bytearray().join([plane.tobytes() for plane in self.image.split()])
             return torch.frombuffer(joined, dtype=torch.uint8).view(3, *self.size)

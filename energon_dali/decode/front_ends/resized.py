@@ -31,6 +31,7 @@ from energon_dali.decode.front_ends.resize_rules import (
     checked_size,
     take_rule,
 )
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +96,8 @@ _FLAVA_UNUSED = (
     *("mask_group_min_aspect_ratio", "mask_group_max_aspect_ratio", *_PAD, "codebook_do_map_pixels"),
     *(f"codebook_{name}" for name in ("do_resize", "size", "resample", *_CROP, *_CONVERSION)),
 )
+_NO_PADDING = ("do_pad", False, "images are of one size already")
+_SAM2_UNUSED = ("mask_size", "mask_pad_size", "pad_size")
 _PROCESSORS = {
     "DPTImageProcessor": _Processor(
         {"height": 384, "width": 384},
@@ -143,8 +146,29 @@ _PROCESSORS = {
         crops=True,
         steps="rescale",
     ),
+    "OwlViTImageProcessor": _Processor(
+        {"height": 768, "width": 768},
+        *(CLIP_MEAN, CLIP_STD, "bicubic", ("pad_size",)),
+        crop={"height": 768, "width": 768},
+        convert_rgb=True,
+        refused=(_NO_PADDING,),
+    ),
     "PerceiverImageProcessor": _Processor(
         _SQUARE_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _PAD, crop={"height": 256, "width": 256}, crops=True
+    ),
+    "Sam2ImageProcessor": _Processor(
+        {"height": 1024, "width": 1024},
+        *(IMAGENET_MEAN, IMAGENET_STD, "bilinear", _SAM2_UNUSED),
+        crop={},
+        convert_rgb=True,
+        refused=(_NO_PADDING,),
+    ),
+    "Sam3ImageProcessor": _Processor(
+        {"height": 1008, "width": 1008},
+        *(HALF, HALF, "bilinear", _SAM2_UNUSED),
+        crop={},
+        convert_rgb=True,
+        refused=(_NO_PADDING,),
     ),
     "SegformerImageProcessor": _Processor(
         {"height": 512, "width": 512},
@@ -164,7 +188,35 @@ _PROCESSORS = {
         convert_rgb=True,
         rule=_textnet_rule,
     ),
+    **{
+        f"{name}ImageProcessor": _Processor(
+            {"height": 448, "width": 448},
+            *(HALF, HALF, "bilinear", ("pad_size",)),
+            crop={},
+            convert_rgb=True,
+            refused=(_NO_PADDING,),
+        )
+        for name in ("Tipsv2", "Tipsv2Dpt")
+    },
+    "VideoMAEImageProcessor": _Processor(
+        {"shortest_edge": 224},
+        *(HALF, HALF, "bilinear", _PAD),
+        square=False,
+        crop=_SQUARE_224,
+        crops=True,
+    ),
+    "VivitImageProcessor": _Processor(
+        {"shortest_edge": 256},
+        *(HALF, HALF, "bilinear", ("do_convert_rgb", *_PAD)),
+        square=False,
+        crop=_SQUARE_224,
+        crops=True,
+    ),
 }
+_SAM2 = ("Sam2ImageProcessor", "Sam3ImageProcessor")
+_FRAMES = ("VideoMAEImageProcessor", "VivitImageProcessor")
+_WITHOUT_MEAN = ("GLPNImageProcessor", "Tipsv2ImageProcessor", "Tipsv2DptImageProcessor")
+"""Processors that have no default of image_mean, and do not normalise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +235,8 @@ class Resized(FrontEnd):
     """Whether the channels are in the order blue, green, red."""
 
     family: ClassVar[str] = "resized"
-    processors: ClassVar[tuple[str, ...]] = tuple(_PROCESSORS)
+    processors: ClassVar[tuple[str, ...]] = tuple(name for name in _PROCESSORS if name not in (*_SAM2, *_FRAMES))
+    torchvision_only: ClassVar[frozenset[str]] = frozenset({"Tipsv2ImageProcessor", "Tipsv2DptImageProcessor"})
     fill: ClassVar[tuple[int, int, int] | None] = None
 
     @classmethod
@@ -235,16 +288,55 @@ class Resized(FrontEnd):
         return {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sam2(Resized):
+    """Images of SAM 2 and 3, which are resized to one size; a batch has their `original_sizes`."""
+
+    family: ClassVar[str] = "sam2"
+    processors: ClassVar[tuple[str, ...]] = _SAM2
+    torchvision_only: ClassVar[frozenset[str]] = frozenset(_SAM2)
+
+    def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
+        return {**super().facts(images), "original_sizes": [(one.layout.height, one.layout.width) for one in images]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameSequence(Resized):
+    """Frames of videos that are stored as images (VideoMAE, TimeSformer, ViViT).
+
+    Samples are kept apart: `batch_vision` takes one list of frames for each, all of one length, and returns values of
+    the shape [samples, frames, 3, height, width].
+    """
+
+    family: ClassVar[str] = "frame_sequence"
+    processors: ClassVar[tuple[str, ...]] = _FRAMES
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        if len({len(sample) for sample in samples}) > 1:
+            counts = ", ".join(str(len(sample)) for sample in samples[:8])
+            raise ConfigError(
+                f"Videos of different lengths cannot form one batch: {counts} frames. Choose as many frames of each."
+            )
+        batch = super().collate(samples)
+        return {**batch, "pixel_values": batch["pixel_values"].unflatten(0, (len(samples), -1))}
+
+
 def _values(config: ProcessorConfig, what: _Processor) -> PixelValues:
     if what.steps == "none":
         return PixelValues(None, arithmetic=config.arithmetic)
     if what.steps == "rescale":
         factor = config.take_number("rescale_factor", 1 / 255)
         return PixelValues(factor if config.take_flag("do_rescale", True) else None, arithmetic=config.arithmetic)
-    normalizes = config.type_name != "GLPNImageProcessor"
+    normalizes = config.type_name not in _WITHOUT_MEAN
     if not normalizes and config.take("do_normalize") and config.take("image_mean") is None:
         raise config.error("do_normalize=True needs image_mean and image_std, of which this processor has no defaults")
-    values = config.take_values(mean=what.mean, std=what.std, normalize=normalizes)
+    vivit = config.type_name == "VivitImageProcessor"
+    factor = 1 / 127.5 if vivit else 1 / 255
+    values = config.take_values(mean=what.mean, std=what.std, normalize=normalizes, factor=factor)
+    if vivit and config.take_flag("offset", True):
+        if values.rescale is None:
+            raise config.error("offset=True needs do_rescale=True")
+        return replace(values, offset=1.0)
     if config.type_name != "EfficientNetImageProcessor":
         return values
     offset = config.take_flag("rescale_offset", False) and values.rescale is not None

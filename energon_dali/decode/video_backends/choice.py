@@ -76,23 +76,31 @@ def choose_backend(
         where: Where it would be decoded.
         file: The same file, if it is already open; it stays open.
     """
-    pyav = BACKENDS["pyav"]
     if handle.backend is not None and handle.backend[1] == where.kind:
         return BACKENDS[handle.backend[0]]
+    for backend in wanted_backends(handle, options, where):
+        if not backend.refusal(handle, where, file):
+            return backend
+    return BACKENDS["pyav"]
+
+
+def wanted_backends(handle: ClipsHandle, options: EngineOptions, where: VideoDevice) -> list[VideoBackend]:
+    """Returns the backends that would decode the clips of a video before PyAV, best first, if the file suits them.
+
+    Args:
+        handle: The video. Its data is not looked at.
+        options: Those of the decoder.
+        where: Where it would be decoded.
+    """
     named = options.video_backend
     if named == "pyav" or handle.decoded is not None or not handle.frame_indices.size:
-        return pyav
-    if handle.rotation or handle.spec.damaged != "error":
-        return pyav
-    if where.nvdec is not None and where.nvdec.obstacle:
-        return pyav
-    wanted: tuple[BackendName, ...] = PREFERRED_BACKENDS[where.kind] if named == "auto" else (named,)
+        return []
+    if handle.rotation or handle.spec.damaged != "error" or (where.nvdec is not None and where.nvdec.obstacle):
+        return []
     if named == "auto" and options.video_decode_device == "auto":
         size = handle.width, handle.height
         if not prefers_dali_clips(handle.codec, *size, handle.frames_to_decode, where.kind):
-            return pyav
-    for name in wanted:
-        backend = BACKENDS[name]
-        if backend.is_installed and where.kind in backend.kinds and not backend.refusal(handle, where, file):
-            return backend
-    return pyav
+            return []
+    names: tuple[BackendName, ...] = PREFERRED_BACKENDS[where.kind] if named == "auto" else (named,)
+    backends = [BACKENDS[name] for name in names]
+    return [backend for backend in backends if backend.is_installed and where.kind in backend.kinds]

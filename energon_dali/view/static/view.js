@@ -118,7 +118,8 @@ function moveInGrid(columns, rows) {
   const cards = [...document.querySelectorAll("a[data-sample]")];
   if (!cards.length) return false;
   const at = cards.indexOf(document.activeElement);
-  const perRow = cards.filter((card) => card.offsetTop === cards[0].offsetTop).length;
+  const top = (card) => card.getBoundingClientRect().top;
+  const perRow = cards.filter((card) => Math.abs(top(card) - top(cards[0])) < 2).length;
   const wanted = at < 0 ? 0 : at + columns + rows * perRow;
   const isBefore = wanted < 0;
   if (isBefore || wanted >= cards.length) {

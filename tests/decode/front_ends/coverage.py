@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES
-from tests.decode.front_ends import video_sweep
+from tests.decode.front_ends import video_sweep, vision_cases
 from tests.decode.front_ends.cases import CASES
 
 PAGE = Path(__file__).parents[3] / "docs" / "model-types.md"
@@ -37,6 +37,7 @@ TORCHVISION = {
     "Llama 4": "Llama4ImageProcessor",
     "MiniMax M3 VL": "MiniMaxM3VLImageProcessor",
     "Perception LM": "PerceptionLMImageProcessor",
+    **{name: kind for name, (_, kind) in vision_cases.TORCHVISION.items()},
 }
 """The image processor of each case that needs torchvision, without which it cannot be made."""
 REASONS: dict[str, str] = {}

@@ -468,9 +468,9 @@ _448 = {"size": {"height": 448, "width": 448}, "do_convert_rgb": True}
 CASES = (
     Case("Gemma 3n", drawn_square(gemma3n), gemma3n, own_tokens, run, texts=texts),
     Case("PaliGemma", drawn_square(paligemma), lambda: paligemma(**_448), own_tokens, run, texts=texts),
-    Case("Florence-2", drawn_square(florence2), lambda: florence2(**_768), own_tokens, run, texts=texts),
-    Case("Chameleon", drawn_crop(chameleon), chameleon, own_tokens, run, texts=texts, largest_ratio=110),
-    Case("Gemma 4", drawn_gemma4(gemma4), gemma4, own_tokens, run, texts=texts),
+    Case("Florence-2", drawn_square(florence2), lambda: florence2(**_768), own_tokens, run, texts=texts, slow=True),
+    Case("Chameleon", drawn_crop(chameleon), chameleon, own_tokens, run, texts=texts, largest_ratio=110, slow=True),
+    Case("Gemma 4", drawn_gemma4(gemma4), gemma4, own_tokens, run, texts=texts, slow=True),
     Case(
         "Gemma 4 unified",
         drawn_gemma4(gemma4_unified),
@@ -480,8 +480,8 @@ CASES = (
         texts=texts,
         torchvision=True,
     ),
-    Case("Aya Vision", drawn_tiles(aya_vision), lambda: aya_vision(**_364), own_tokens, run, texts=texts),
-    Case("GOT-OCR2", drawn_tiles(got_ocr2), lambda: got_ocr2(**_1024), None, run, texts=got_texts),
+    Case("Aya Vision", drawn_tiles(aya_vision), lambda: aya_vision(**_364), own_tokens, run, texts=texts, slow=True),
+    Case("GOT-OCR2", drawn_tiles(got_ocr2), lambda: got_ocr2(**_1024), None, run, texts=got_texts, slow=True),
     Case(
         "Cohere 2 Vision",
         drawn_tiles(cohere2_vision, crop_to_patches=lambda draw: draw.random() < 0.9),

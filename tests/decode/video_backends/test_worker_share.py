@@ -19,12 +19,17 @@ from energon_dali.decode import DaliDecoder, Decoded
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali import close_engines
 from energon_dali.decode.dali.dispatch import DaliHandle
+from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle
 from energon_dali.decode.front_ends import VisionInput
+from energon_dali.decode.pyav import stage_clips
 from energon_dali.decode.video_backends import nvdec
+from energon_dali.decode.video_backends.choice import BACKENDS
+from energon_dali.decode.video_backends.excerpt import excerpt_of
 from energon_dali.decode.video_backends.nvdec import CodecLimits, Nvdec, ask_nvdec
 from energon_dali.loader.processes import fork_safety
 from tests.av.corpus import VideoRecipe, encode_video, video_file
+from tests.av.test_sparse_media import indexed, sparse
 from tests.decode.sample_images import encode, photograph, sample_images
 from tests.fake_cuda import FakeCuda
 from tests.loader.dataset_folder import prepare, write_shards
@@ -294,3 +299,49 @@ def test_the_stage_is_below_the_border_and_keeps_states(folder: Path, workers: i
     assert again.skip(1) == 1
     stream.close()
     again.close()
+
+
+# --- videos of which ranges are read ----------------------------------------------------------------------------------
+
+
+def test_ranges_become_a_file_of_the_wanted_packets(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends of GPUs take files: they get one of the packets that the clips need."""
+    spec = VideoClips(2, 3, stride=1, sampling="at", at=(0.2, 1.3), layout="FHWC")
+    data = encode_video(VideoRecipe("h264", "mp4", size=SIZE, frames=60, gop=6))
+    index = indexed(data)
+    decoder = worker(av_decode=spec, video_backend="dali")
+    assert decoder.takes_sparse("mp4")
+    media = sparse(data, index, decoder.choose_ranges("mp4", index, 0))
+    handle = decoder.stage("mp4", media)
+    assert isinstance(handle, ClipsHandle)
+    assert handle.backend == ("dali", "gpu")
+    assert handle.decoded is None
+    assert isinstance(handle.data, bytes)
+    assert len(handle.data) < len(data) // 2
+    assert media.fetched_on_demand == 0
+    theirs = SampleDecoder(av_decode=spec).stage("mp4", data)
+    assert handle.timestamps.tolist() == theirs.timestamps.tolist()
+    assert torch.equal(handle.decode().frames, theirs.frames)
+    # What no GPU takes is decoded from the ranges.
+    ten_bits = encode_video(VideoRecipe("h264", "mp4", size=SIZE, frames=40, pixel_format="yuv420p10le"))
+    index = indexed(ten_bits)
+    handle = decoder.stage("mp4", sparse(ten_bits, index, decoder.choose_ranges("mp4", index, 0)))
+    assert handle.decoded is not None
+    assert cuda.contexts == set()
+
+
+def test_dali_reads_excerpts_as_it_reads_files() -> None:
+    spec = VideoClips(2, 3, stride=1, sampling="at", at=(0.3, 1.2), layout="FHWC")
+    data = video_file("vp9-webm")
+    index = indexed(data)
+    staged, file = stage_clips("webm", sparse(data, index, []), spec)
+    file.close()
+    excerpt = excerpt_of(staged)
+    assert excerpt is not None
+    assert (excerpt.frame_indices < staged.frame_indices).any()
+    whole, opened = stage_clips("webm", data, spec)
+    opened.close()
+    options = DaliDecoder(av_decode=spec, video_decode_device="cpu").engine_options
+    results = [BACKENDS["dali"].submit(options, Device("cpu"), [each]).result(60)[0] for each in (excerpt, whole)]
+    assert [result.route for result in results] == ["dali-cpu"] * 2
+    assert torch.equal(results[0].value.frames, results[1].value.frames)  # type: ignore[union-attr]
