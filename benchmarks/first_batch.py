@@ -16,6 +16,12 @@ _DALI = "energon_dali DaliDecoder on the CPU"
 _CLIPS = "energon_dali VideoClips"
 _ENERGON = "megatron-energon"
 _SPAWNED = ", spawned"
+_CUDA = {
+    "after": ", CUDA in use after the loader is made",
+    "prepared": ", CUDA in use before, with prepare_workers()",
+    "before": ", CUDA in use before",
+}
+"""By the option `cuda`. CUDA is pretended: what decides how workers start finds it in use."""
 
 
 def _ours(name: str, decoder: str, **options: Plain) -> Candidate:
@@ -31,10 +37,14 @@ def _energon() -> Candidate:
 def _workload(
     name: str, title: str, recipe: Recipe, output: str, batch_size: int, bars: Mapping[str, float]
 ) -> Workload:
-    """Returns a workload in which each candidate of `bars` may take that many times as long as megatron-energon."""
+    """Returns a workload in which each candidate of `bars` may take that many times as long as megatron-energon.
+
+    Opening and the first batch together may take as long as megatron-energon's, and 1.2 times as long with CUDA in use.
+    """
     decoders = {_PIL: "sample", _DALI: "dali", _CLIPS: "sample"}
     ours = [_ours(one, decoders[one]) for one in bars]
     spawned = [_ours(one + _SPAWNED, decoders[one], start_method="spawn") for one in bars]
+    in_use = [_ours(one + text, decoders[one], cuda=when) for one in bars for when, text in _CUDA.items()]
     return Workload(
         name=name,
         title=title,
@@ -45,13 +55,20 @@ def _workload(
         output=output,
         batch_size=batch_size,
         repetitions=7,
-        candidates=(*ours, _energon(), *spawned),
+        candidates=(*ours, _energon(), *in_use, *spawned),
         bars=tuple(
             bar
             for one, most in bars.items()
             for bar in (
                 Bar(of=one, to=_ENERGON, at_most=most),
                 Bar(of=one, to=_ENERGON, metric="first_batch_cpu_seconds"),
+                Bar(of=one, to=_ENERGON, metric="start_seconds", at_most=1.0),
+                Bar(of=one, to=_ENERGON, metric="start_cpu_seconds"),
+                *(
+                    Bar(of=one + _CUDA[when], to=_ENERGON, metric=metric, at_most=most_cuda)
+                    for when, most_cuda in (("after", 1.2), ("prepared", 1.2), ("before", None))
+                    for metric in ("start_seconds", "start_cpu_seconds")
+                ),
                 Bar(of=one + _SPAWNED, to=_ENERGON),
             )
         ),

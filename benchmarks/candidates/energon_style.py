@@ -3,7 +3,8 @@
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, decode_scale,
 shuffle_window, leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if
 not where the batches must end), decode_process, start_method, copies (results in torch's own memory), video_backend,
-sound (clips with the sound as it is in the file).
+sound (clips with the sound as it is in the file), cuda (CUDA seems to be in use from "before" on, before the dataset is
+opened, or from "after" the loader is made; "prepared" is like "before", with `prepare_workers` before that).
 Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
@@ -54,6 +55,13 @@ def open_loader(task: Task) -> Any:
     # Some loaders always pin, and torch warns about that if there is no accelerator.
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     library = importlib.import_module(task.options["library"])
+    cuda = task.options.get("cuda")
+    if cuda:
+        pretend_gpu()
+        if cuda == "prepared":
+            library.prepare_workers()
+        if cuda != "after":
+            pretend_cuda()
     workers = int(task.options.get("workers", 2))
     order = {"parallel_shard_iters": 1} if task.options.get("feed") == "native" else {}  # an order made of runs
     dataset = library.get_train_dataset(
@@ -66,7 +74,24 @@ def open_loader(task: Task) -> Any:
         **order,
     )
     told = {name: task.options[name] for name in ("decode_process", "start_method") if task.options.get(name)}
-    return library.get_savable_loader(dataset, **told)
+    loader = library.get_savable_loader(dataset, **told)
+    if cuda == "after":
+        pretend_cuda()
+    return loader
+
+
+def pretend_gpu() -> None:
+    """Lets this machine seem to have a GPU, for the start of workers."""
+    from energon_dali.loader.processes import fork_safety
+
+    fork_safety._DRIVER_FILES = ("/dev/null", "/proc/self/status")
+
+
+def pretend_cuda() -> None:
+    """Lets CUDA seem to be in use from now on, for the start of workers."""
+    from energon_dali.loader.processes import fork_safety
+
+    fork_safety._has_cuda_context = lambda: True
 
 
 def task_encoder(library: Any, task: Task) -> Any:

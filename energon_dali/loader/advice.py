@@ -56,8 +56,8 @@ class Work:
     """Share of the time of all workers that they waited until the rank had room for more."""
     rank_waits: float
     """Share of the time that the rank waited for workers."""
-    cores: float
-    """How many cores they kept busy, on average."""
+    wanted_cores: float
+    """How many cores they kept busy, or waited for because others kept them busy, on average."""
 
     @classmethod
     def of(cls, statistics: LoaderStatistics, num_workers: int) -> Work:
@@ -84,7 +84,7 @@ class Work:
             cpu,
             statistics.stage_seconds.get("wait for trainer", 0.0) / (running * max(1, num_workers)),
             statistics.stage_seconds.get("wait for workers", 0.0) / running,
-            sum(statistics.cpu_seconds.values()) / elapsed,
+            (sum(statistics.cpu_seconds.values()) + statistics.core_wait_seconds) / elapsed,
         )
 
     @property
@@ -174,7 +174,7 @@ def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores
     stage = max(work.seconds, key=lambda name: work.seconds[name])
     share = work.seconds[stage] / work.total_seconds
     sleeps = work.sleeping_share(stage) > _SLEEPS
-    is_full = work.cores > _ALL_CORES * cores
+    is_full = work.wanted_cores > _ALL_CORES * cores
     more = _more_workers(num_workers, is_full=is_full and not sleeps)
     can_grow = not is_full or sleeps
     if stage == "start":

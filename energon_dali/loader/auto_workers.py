@@ -172,7 +172,7 @@ class AutoWorkers:
             limit, kind = self._obstacle(larger, statistics)
             if not kind:
                 return self._try(larger, window, waits)
-        finding = diagnose(statistics, num_workers=self.current).finding
+        finding = diagnose(statistics, num_workers=self.current, memory=memory_left()).finding
         return _Step(None, f"{waits}, and {limit}. {finding}", kind)
 
     def _why_not(self, number: int | None) -> str:
@@ -184,10 +184,10 @@ class AutoWorkers:
         if memory is not None and memory.is_short:
             return f"only {memory.available_bytes / 2**30:.1f} GiB of memory are left for more workers", "memory"
         cores = cores_per_rank()
-        # What is there keeps so many cores busy, and would do so in proportion.
-        busy = Work.of(statistics, self.current).cores
-        if number > cores and busy * number / self.current > _CORES * cores:
-            return f"{number} workers would need more than {cores} cores: {self.current} keep {busy:.1f} busy", "cores"
+        # What is there wants so many cores, and would do so in proportion.
+        wanted = Work.of(statistics, self.current).wanted_cores
+        if number > cores and wanted * number / self.current > _CORES * cores:
+            return f"{number} workers would need more than {cores} cores: {self.current} want {wanted:.1f}", "cores"
         return "", ""
 
     def _try(self, number: int, window: _Window, reason: str) -> _Step:

@@ -75,7 +75,7 @@ def test_a_computing_hook_that_waits_for_a_core_does_not_sleep() -> None:
     assert diagnose(found, num_workers=2, cores=2).cause == "computing hook"
     found = statistics({"encode_sample": 20.0}, {"encode_sample": 4.0}, core_wait_seconds=1.0, **given)
     assert diagnose(found, num_workers=2, cores=2).cause == "sleeping hook"
-    assert Work.of(found, 2).cores == pytest.approx(0.4)
+    assert Work.of(found, 2).wanted_cores == pytest.approx(0.5)
 
 
 def test_more_workers_are_not_advised_where_all_cores_are_busy() -> None:

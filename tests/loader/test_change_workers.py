@@ -181,7 +181,7 @@ def test_auto_has_more_workers_than_cores_where_they_sleep() -> None:
 @pytest.mark.parametrize(
     ("batch_seconds", "step_seconds", "busy", "reason"),
     [
-        (HALVES, 0.01, 1.0, "4 workers would need more than 2 cores: 2 keep 2.0 busy. Most of the work"),
+        (HALVES, 0.01, 1.0, "4 workers would need more than 2 cores: 2 want 2.0. Most of the work"),
         ({1: 0.4, 2: 0.2}, 0.01, 0.0, "2 is the most that there is: give more num_streams. Waiting for storage"),
         ({1: 0.4, 2: 0.4}, 0.01, 0.0, "2 were tried: 2 workers deliver no more: 2.5 after 2.5 batches/s"),
         ({1: 0.4, 2: 0.2}, 0.6, 0.0, "the trainer never waits"),
