@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
+import random
 import shutil
 import sys
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 import webdataset
@@ -20,6 +24,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import energon_dali as ed  # noqa: E402
 from energon_dali.cli import demo_data  # noqa: E402
 from energon_dali.cli.main import main as command  # noqa: E402
 from tests.view.chromium import chromium, prefer_theme  # noqa: E402
@@ -123,6 +128,44 @@ def damage(folder: Path) -> None:
             shard.write(bytes(min(40, part.size)))
 
 
+def write_run(folder: Path) -> dict[str, object]:
+    """Trains nothing on the captions for 12 steps on two ranks; returns the options that show this run."""
+
+    class Encoder(ed.DefaultTaskEncoder[object, object, object, object]):
+        decoder = None
+
+        @ed.stateless(failure_tolerance=0)
+        def encode_sample(self, sample: ed.Sample) -> ed.Sample:
+            if sample.__key__.endswith("7"):
+                raise ed.SkipSample
+            return sample
+
+    (folder / "states").mkdir()
+    for rank in range(2):
+        config = ed.WorkerConfig(rank=rank, world_size=2, num_workers=0)
+        dataset = ed.get_train_dataset(
+            folder / "captions", worker_config=config, batch_size=5, global_batch_size=20, task_encoder=Encoder()
+        )
+        with ed.get_savable_loader(dataset) as loader:
+            for _ in islice(iter(loader), 24):
+                pass
+            (folder / "states" / f"rank_{rank}.json").write_text(json.dumps(loader.save_state_rank()))
+    draws = random.Random(0)
+    losses = [2 + 3 * math.exp(-step / 300) + draws.gauss(0, 0.08) for step in range(1234)]
+    losses[777] += 2.5
+    rows = "".join(f"{step},{loss:.4f}\n" for step, loss in enumerate(losses))
+    (folder / "loss.csv").write_text(f"step,loss\n{rows}")
+    return {"run": (str(folder / "states"),), "loss": str(folder / "loss.csv")}
+
+
+def draw_run(window: webdriver.Chrome, folder: Path) -> None:
+    """Draws the pages of chosen samples and of a run."""
+    with serving(folder / "captions", folder / "scans", **write_run(folder)) as server:
+        draw(window, server, "/compare?a=0.8&b=0.9", "view-compare")
+        draw(window, server, "/run", "view-run")
+        draw(window, server, "/run/step/2", "view-step")
+
+
 def run(*arguments: str) -> None:
     """Runs a command of `energon-dali`."""
     command(list(arguments), standalone_mode=False)
@@ -155,6 +198,7 @@ def main() -> None:
         folder = DATA  # a fixed name, because the pages show it
         folder.mkdir()
         stack.callback(shutil.rmtree, folder)
+        os.environ["ENERGON_DALI_TAGS"] = str(folder / "tags")  # not those of whoever draws
         run("demo-data", str(folder))
         damage(folder / "captions")
         write_videos(folder / "videos")
@@ -176,6 +220,7 @@ def main() -> None:
                 draw(window, server, "/data/0/statistics", "view-statistics")
                 draw(window, server, "/data/0/failures", "view-failures")
                 draw(window, server, "/mixture", "view-mixture")
+            draw_run(window, folder)
             options = {"encoder": "my_encoder:Packed", "batch_size": 1, "packing_buffer_size": 8}
             with serving(folder / "captions", folder / "scans", **options) as server:
                 draw(window, server, "/encoder", "view-encoder")

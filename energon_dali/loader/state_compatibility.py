@@ -78,12 +78,23 @@ def check_same_source(saved: dict[str, Any], source: SourceDataset) -> None:
     Raises:
         StateError: It is of another one.
     """
-    differences = _differences(source_config(saved), _as_read(source.config()), "")
+    differences = describe_differences(source_config(saved), source)
     if differences:
         raise StateError(
-            f"The state is of another dataset. What differs: {_listed([text for _, text in differences])}. Give the "
-            "dataset, and the options that order its samples, of the job that saved the state."
+            f"The state is of another dataset. What differs: {differences}. Give the dataset, and the options that "
+            "order its samples, of the job that saved the state."
         )
+
+
+def describe_differences(saved: dict[str, Any], source: SourceDataset) -> str:
+    """Returns how a source differs from the one of a state, as words; "" if it does not.
+
+    Args:
+        saved: The part of the state's config that is about what reads the samples.
+        source: The source.
+    """
+    differences = _differences(saved, _as_read(source.config()), "")
+    return _listed([text for _, text in differences]) if differences else ""
 
 
 def source_config(saved: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def grid_choice(site: Site, entry: CatalogEntry, query: GridQuery, samples: Sequ
         counts,
         tags_of,
         site.sort_keys(entry),
-        query.sort.lstrip("-"),
+        query.sort.removeprefix("-"),
         query.sort.startswith("-"),
     )
 
@@ -73,7 +73,7 @@ def check_query(site: Site, entry: CatalogEntry, query: GridQuery) -> tuple[Grid
     """Returns (a query without orders and tags that do not exist, what was left out, for people)."""
     wrong = []
     given = {**query.fields(), "page": str(query.page)}
-    if query.sort and query.sort.lstrip("-") not in {key.name for key in site.sort_keys(entry)}:
+    if query.sort and query.sort.removeprefix("-") not in {key.name for key in site.sort_keys(entry)}:
         wrong.append(f"Samples cannot be sorted by {query.sort.lstrip('-')!r}.")
         del given["sort"]
     if query.tag:

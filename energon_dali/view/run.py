@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from energon_dali.diagnosis.dataset_of_state import open_dataset_of
+from energon_dali.diagnosis.dataset_of_state import open_dataset_of, open_streams_of
 from energon_dali.diagnosis.debug_logs import find_logs
 from energon_dali.diagnosis.delivered_steps import DeliveredSteps, StepSample
 from energon_dali.diagnosis.logged_steps import LoggedSteps
+from energon_dali.diagnosis.planned_steps import PlannedSteps
 from energon_dali.errors import ConfigError
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.state_file import SUFFIXES, find_state_files, read_state_file
@@ -64,7 +65,7 @@ class Run:
     """The datasets of the page."""
     origin: str
     """What it was read from, in words."""
-    steps: DeliveredSteps | LoggedSteps | None
+    steps: DeliveredSteps | PlannedSteps | LoggedSteps | None
     """Its steps; None if only a loss was given."""
     loss: Loss | None
     """Its loss, if one was given."""
@@ -75,14 +76,9 @@ class Run:
     def num_steps(self) -> int:
         """Number of steps that were delivered, or have a loss."""
         found = 0 if self.loss is None else int(self.loss.steps[-1]) + 1
-        if isinstance(self.steps, DeliveredSteps):
-            return max(found, self.steps.num_delivered)
-        return found if self.steps is None else max(found, self.steps.num_steps)
-
-    @property
-    def is_by_rank(self) -> bool:
-        """Whether a step is a batch of each rank, by its debug log, and not a step of the whole job."""
-        return isinstance(self.steps, LoggedSteps)
+        if isinstance(self.steps, LoggedSteps):
+            return max(found, self.steps.num_steps)
+        return found if self.steps is None else max(found, self.steps.num_delivered)
 
     def step(self, number: int) -> list[RunBatch] | None:
         """Returns what a step had, by rank and micro-batch; None if there is no such step.
@@ -109,7 +105,7 @@ class Run:
             for batch in planned
         ]
 
-    def _planned(self, steps: DeliveredSteps, one: StepSample) -> RunSample:
+    def _planned(self, steps: DeliveredSteps | PlannedSteps, one: StepSample) -> RunSample:
         source = steps.sources[one.source]
         entry = next((entry for entry in self.catalog.entries if entry.path == source.name), None)
         sample = self._viewed(entry, source.reader, one.number)
@@ -198,13 +194,12 @@ def open_run(
     if kinds & {_LOG_SUFFIX}:
         raise ConfigError("--run was given saved states and debug logs. Give those of one kind.")
     states = [state for file in find_state_files(paths) for state in read_state_file(file).states]
-    dataset = open_dataset_of(
-        merge_states(states),
-        catalog.path,
-        task_encoder=encoder,
-        allow_imports=allow_imports,
-        allow_code=allow_code,
-    )
-    steps = DeliveredSteps(dataset, states)
+    whole = merge_states(states)
+    allowed: dict[str, Any] = {"allow_imports": allow_imports, "allow_code": allow_code}
+    steps: DeliveredSteps | PlannedSteps
+    if "cursor" in whole:
+        steps = DeliveredSteps(open_dataset_of(whole, catalog.path, task_encoder=encoder, **allowed), states)
+    else:
+        steps = PlannedSteps(open_streams_of(whole, catalog.path, **allowed), states)
     ranks = f"{steps.world_size:,} {'rank' if steps.world_size == 1 else 'ranks'}"
     return Run(catalog, f"a state of {ranks} after {steps.num_delivered:,} steps", steps, curve, steps.notes)

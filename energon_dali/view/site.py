@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ class Site:
         """
         until, found = self._sort_keys.get(entry.number, (0.0, []))
         if time.monotonic() > until:
-            found = sort_keys(entry.opened)
+            found = sort_keys(entry.opened, self.scan, self.scan_number(entry))
             self._sort_keys[entry.number] = (time.monotonic() + _SORT_KEYS_SECONDS, found)
         return found
 
@@ -191,29 +192,40 @@ class Site:
         if query.chosen:
             lists += (self.chosen(entry).version,)
         key = (entry.number, query.split, query.shard, query.wanted, *lists)
-        base: Selection = rows
-        if not query.wanted.is_empty:
-            if index_answers(dataset, query.wanted):
-                base = self._searches.get(key, lambda: Search(dataset, rows, query.wanted))
-            else:
-                base = ScanPages(self.scan, self.scan_number(entry), rows, query.wanted)
-        sort = next((one for one in self.sort_keys(entry) if one.name == query.sort.lstrip("-")), None)
-        return base if sort is None else self._sorted(entry, base, sort, query.sort.startswith("-"), key)
+        sort = next((one for one in self.sort_keys(entry) if one.name == query.sort.removeprefix("-")), None)
+        if query.wanted.is_empty:
+            base: Selection = rows
+        elif not index_answers(dataset, query.wanted):
+            base = ScanPages(self.scan, self.scan_number(entry), rows, query.wanted)
+        else:
+
+            def search() -> Search:
+                return Search(dataset, rows, query.wanted)
+
+            # A sorted list has a search of its own: one of the cache may be ended before it is sorted.
+            return self._searches.get(key, search) if sort is None else self._sorted(entry, search, sort, query, key)
+        return base if sort is None else self._sorted(entry, lambda: base, sort, query, key)
 
     def _sorted(
-        self, entry: CatalogEntry, base: Selection, sort: SortKey, descending: bool, key: tuple[object, ...]
+        self,
+        entry: CatalogEntry,
+        base: Callable[[], Selection],
+        sort: SortKey,
+        query: GridQuery,
+        key: tuple[object, ...],
     ) -> SortedSamples:
         """Returns samples in the order of a fact. While a scan finds it, they are sorted again from time to time."""
-        source, waits = self.scan_number(entry), sort.origin == "scan"
-        share = self.scan.progress(source).share if waits or base.waits_for_scan else 1.0
+        source, descending = self.scan_number(entry), query.sort.startswith("-")
+        waits = sort.origin == "scan" or not (query.wanted.is_empty or index_answers(entry.opened, query.wanted))
+        share = self.scan.progress(source).share if waits else 1.0
         stage = _SORTED_AGAIN * share // 1 if share < 1 else _SORTED_AGAIN
         found = self._searches.get(
             (*key, sort.name, descending, stage),
             lambda: SortedSamples(
-                base,
+                base(),
                 lambda numbers: values_of(entry.opened, sort, numbers, self.scan, source),
                 descending=descending,
-                waits_for_scan=waits,
+                waits_for_scan=sort.origin == "scan",
                 share=lambda: self.scan.progress(source).share,
             ),
         )

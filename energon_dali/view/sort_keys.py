@@ -23,6 +23,9 @@ Float64Array = npt.NDArray[np.float64]
 SORT_SECONDS = 300.0
 """Longest time of the query for the values of all samples, which nobody waits for."""
 _MEASURE = "measure."
+_FIELD = "field."
+MAX_FIELDS = 64
+"""Fields of JSON parts by which samples can be sorted: the first in the order of the alphabet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,15 @@ _ONLY_SCANNED = (
 )
 
 
-def sort_keys(dataset: ViewedDataset) -> list[SortKey]:
+def sort_keys(dataset: ViewedDataset, scan: Scan, source: int) -> list[SortKey]:
     """Returns the facts by which the samples of a dataset can be sorted.
 
     Where a sample has several parts, it is the largest value that counts, or the sum of text lengths.
 
     Args:
         dataset: The dataset.
+        scan: The scan.
+        source: Number of the dataset in it.
     """
     origin: Literal["index", "scan"] = "index" if dataset.knows_image_sizes else "scan"
     found = [*_OF_INDEX, *(SortKey(name, label, origin, unit) for name, label, unit in _OF_IMAGES), *_ONLY_SCANNED]
@@ -79,12 +84,24 @@ def sort_keys(dataset: ViewedDataset) -> list[SortKey]:
         if {TEXT_TOKENS, VISION_TOKENS} <= set(names):
             names = (TOKENS, *names)  # their sum
         found += [SortKey(f"{_MEASURE}{_digest(place)}.{name}", f"{name}{of}", "measures") for name in names]
-    return found
+    return [*found, *(SortKey(f"{_FIELD}{name}", name, "scan") for name in _number_fields(scan, source))]
 
 
-def sort_key(dataset: ViewedDataset, name: str) -> SortKey | None:
-    """Returns a fact by its name; None if the dataset has no such one."""
-    return next((key for key in sort_keys(dataset) if key.name == name), None)
+def _number_fields(scan: Scan, source: int) -> list[str]:
+    """Returns the names of the fields of JSON parts that have numbers, as far as the dataset was scanned."""
+    store = scan.store(source)
+    if not store.num_scanned():
+        return []
+    names: list[str] = []
+    # The table is ordered by name and value, with numbers first: each query looks at one row.
+    with store.reading() as connection:
+        (name,) = connection.execute("SELECT min(name) FROM fields").fetchone()
+        while name is not None and len(names) < MAX_FIELDS:
+            query = "SELECT typeof(value) FROM fields WHERE name = ? ORDER BY value LIMIT 1"
+            if connection.execute(query, (name,)).fetchone()[0] in ("integer", "real"):
+                names.append(name)
+            (name,) = connection.execute("SELECT min(name) FROM fields WHERE name > ?", (name,)).fetchone()
+    return names
 
 
 def values_of(dataset: ViewedDataset, key: SortKey, numbers: Int64Array, scan: Scan, source: int) -> Float64Array:
@@ -147,13 +164,18 @@ def _scanned(scan: Scan, source: int, key: SortKey, num_samples: int) -> Float64
     values = np.full(num_samples, np.nan)
     if not store.num_scanned():
         return values
-    # The table is ordered by sample, so groups are read one after the other, and nothing is sorted.
-    query = f"SELECT sample, {_OF_SCAN[key.name]} AS value FROM parts GROUP BY sample HAVING value IS NOT NULL"
+    parameters: tuple[str, ...] = ()
+    if key.name.startswith(_FIELD):
+        parameters = (key.name.removeprefix(_FIELD),)
+        query = "SELECT sample, value FROM fields WHERE name = ? AND typeof(value) IN ('integer', 'real')"
+    else:
+        # The table is ordered by sample, so groups are read one after the other, and nothing is sorted.
+        query = f"SELECT sample, {_OF_SCAN[key.name]} AS value FROM parts GROUP BY sample HAVING value IS NOT NULL"
     kind = np.dtype([("sample", np.int64), ("value", np.float64)])
     with store.reading(seconds=SORT_SECONDS) as connection:
-        rows: Any = np.fromiter(connection.execute(query), kind)
+        rows: Any = np.fromiter(connection.execute(query, parameters), kind)
     known = rows[(rows["sample"] >= 0) & (rows["sample"] < num_samples)]
-    values[known["sample"]] = known["value"]
+    np.fmax.at(values, known["sample"], known["value"])
     return values
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import energon_dali as ed
-from energon_dali.diagnosis.dataset_of_state import open_dataset_of
+from energon_dali.diagnosis.dataset_of_state import open_dataset_of, open_streams_of
 from energon_dali.diagnosis.debug_logs import find_logs
 from energon_dali.diagnosis.delivered_steps import DeliveredSteps
 from energon_dali.diagnosis.logged_steps import LoggedSteps
+from energon_dali.diagnosis.planned_steps import PlannedSteps
 from energon_dali.errors import ConfigError, SkipSample, StateError, StorageError
-from energon_dali.loader.loader_state import merge_states
+from energon_dali.loader.loader_state import merge_states, pack_config, unpack_config
 from tests.loader.test_global_batches import write_blend
 from tests.loader.test_seen_samples import Recorder
 
@@ -37,16 +38,20 @@ class Encoder(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
         return sample
 
 
+class Plain(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = None
+
+
 def loaders(path: Path, world_size: int, **options: Any) -> list[Any]:
     found = []
     for rank in range(world_size):
         config = ed.WorkerConfig(rank=rank, world_size=world_size, num_workers=0, **options.get("log", {}))
-        rest = {name: value for name, value in options.items() if name != "log"}
+        rest = {name: value for name, value in options.items() if name not in ("log", "hooks")}
         dataset = ed.get_train_dataset(
             path,
             worker_config=config,
             batch_size=3,
-            task_encoder=Encoder(),
+            task_encoder=Encoder() if options.get("hooks", True) else Plain(),
             shuffle_buffer_size=20,
             max_samples_per_sequence=10,
             **rest,
@@ -60,9 +65,9 @@ def steps_of(states: list[Any], path: Path) -> DeliveredSteps:
     return DeliveredSteps(open_dataset_of(merge_states(states), str(path)), states)
 
 
-def keys(steps: DeliveredSteps, sample: Any, number: int | None = None) -> str:
-    source = steps.sources[sample.source]
-    return source.reader.indexed(*source.reader.locate(sample.number if number is None else number)).key
+def key_of(sources: Any, sample: Any, number: int | None = None) -> str:
+    reader = sources[sample.source].reader
+    return str(reader.indexed(*reader.locate(sample.number if number is None else number)).key)
 
 
 @pytest.mark.parametrize("on_missing", ["spare", "shrink"])
@@ -83,15 +88,15 @@ def test_a_state_says_which_micro_batch_of_which_rank_had_a_sample(folder: Path,
         for batch in steps.step(number) or []:
             assert batch.rank is not None
             assert batch.micro_batch is not None
-            found = [keys(steps, one) for one in batch.samples if one.outcome in ("delivered", "spare")]
+            found = [key_of(steps.sources, one) for one in batch.samples if one.outcome in ("delivered", "spare")]
             if found:
                 shown[number, batch.rank, batch.micro_batch] = found
             outcomes |= {one.outcome for one in batch.samples}
             for one in batch.samples:
                 if one.outcome == "spare":
-                    assert keys(steps, one, one.failed) in BAD
+                    assert key_of(steps.sources, one, one.failed) in BAD
                 elif one.outcome == "failed":
-                    assert keys(steps, one) in BAD
+                    assert key_of(steps.sources, one) in BAD
     assert shown == received
     assert outcomes == {"delivered", "planned", "spare" if on_missing == "spare" else "failed"}
     later = [batch.samples for batch in steps.step(1000) or []]
@@ -134,13 +139,42 @@ def test_without_the_balance_of_the_job_ranks_are_not_known(folder: Path) -> Non
     assert sorted(found) == sorted(one.number for batch in exact.step(1) or [] for one in batch.samples)
 
 
-def test_states_that_say_nothing_about_steps_are_refused(folder: Path) -> None:
-    (loader,) = loaders(folder / "a", 1)
-    list(islice(iter(loader), 2))
-    state = loader.save_state_rank()
-    loader.close()
+def streams(path: Path, world_size: int) -> tuple[dict[tuple[int, int], list[str]], list[Any]]:
+    """Returns (keys by step and rank, states) of a job of streams."""
+    received, states = {}, []
+    for rank, loader in enumerate(loaders(path, world_size, hooks=False)):
+        for step, batch in enumerate(islice(iter(loader), 7)):
+            received[step, rank] = list(batch.__key__)
+        states.append(json.loads(json.dumps(loader.save_state_rank())))
+        loader.close()
+    return received, states
+
+
+@pytest.mark.parametrize("name", ["a", "blend.yaml"])
+def test_a_state_of_streams_says_what_was_planned(folder: Path, name: str) -> None:
+    received, states = streams(folder / name, 2)
+    whole = merge_states(states)
+    steps = PlannedSteps(open_streams_of(whole, str(folder / name)), states)
+    assert (steps.num_delivered, steps.world_size) == (7, 2)
+    assert "as they were planned" in steps.notes[0]
+    shown = {}
+    for number in range(7):
+        for batch in steps.step(number) or []:
+            shown[number, batch.rank] = [key_of(steps.sources, one) for one in batch.samples]
+            assert {one.outcome for one in batch.samples} == {"delivered"}
+    assert shown == received
+    assert {one.outcome for batch in steps.step(9) or [] for one in batch.samples} == {"planned"}
+
+
+def test_states_that_do_not_say_what_steps_had_are_refused(folder: Path) -> None:
+    _, states = streams(folder / "a", 1)
     with pytest.raises(StateError, match="without global batches"):
-        steps_of([state], folder / "a")
+        steps_of(states, folder / "a")
+    with pytest.raises(StateError, match="another dataset"):
+        open_streams_of(states[0], str(folder / "b"))
+    packed = {**unpack_config(states[0]), "type": "PackingDataset"}
+    with pytest.raises(StateError, match=r"PackingDataset decided .*Give the debug logs"):
+        open_streams_of({**states[0], "config": pack_config(packed)}, str(folder / "a"))
 
 
 # --- debug logs ------------------------------------------------------------------------------------------------------

@@ -106,6 +106,14 @@ def test_samples_are_sorted_by_measures(dataset: Path, server: PageServer) -> No
     assert keys["tokens"].endswith(".tokens")
 
 
+def test_samples_are_sorted_by_numbers_in_their_json(server: PageServer) -> None:
+    server.site._sort_keys.clear()
+    names = {key.name for key in server.site.sort_keys(server.site.catalog.entries[0])}
+    assert "field.number" in names
+    assert "field.tags" not in names  # texts
+    assert listed(server, "sort=-field.number") == list(range(COUNT))[::-1]
+
+
 def test_an_unknown_order_or_tag_is_said(server: PageServer) -> None:
     page = server.ask("/data/0?sort=-nothing&tag=none").text
     assert "cannot be sorted by &#39;nothing&#39;" in page
@@ -130,7 +138,9 @@ def test_images_whose_sizes_the_index_knows_are_sorted_without_a_scan(tmp_path: 
         assert shown(page) == [2, 5, 8, 1, 4, 7, 0, 3, 6]
         assert "a scan has to read" not in page
         assert "a scan has to read" in server.ask("/data/0?sort=duration").text
-        origins = {key.name: key.origin for key in sort_keys(server.site.catalog.entries[0].opened)}
+        origins = {
+            key.name: key.origin for key in sort_keys(server.site.catalog.entries[0].opened, server.site.scan, 0)
+        }
         assert (origins["pixels"], origins["duration"]) == ("index", "scan")
 
 

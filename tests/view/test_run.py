@@ -21,7 +21,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.loss import Loss, chart_of, read_loss
 from energon_dali.view.site import Site
-from tests.loader.test_delivered_steps import BAD, Encoder
+from tests.loader.test_delivered_steps import BAD, Encoder, streams
 from tests.loader.test_global_batches import write_blend
 from tests.view.page_server import PageServer, serving
 from tests.view.test_choosing import chosen
@@ -137,6 +137,15 @@ def test_debug_logs_say_what_each_rank_received(run: SavedRun, tmp_path: Path) -
             assert found == expected
         assert server.ask(f"/run/step/{STEPS * 2}").status == 404
         assert "debug logs of 2 ranks" in server.ask("/run").text
+
+
+def test_a_state_of_streams_shows_what_was_planned(run: SavedRun, tmp_path: Path) -> None:
+    received, states = streams(run.folder / "blend.yaml", 2)
+    (tmp_path / "states.json").write_text(json.dumps(states))
+    with serving(run.folder / "blend.yaml", tmp_path / "scans", run=(str(tmp_path / "states.json"),)) as server:
+        page = server.ask("/run/step/3").text
+        assert batches(page) == {f"Rank {rank}": received[3, rank] for rank in (0, 1)}
+        assert "as they were planned" in page
 
 
 def test_a_run_without_states_shows_its_loss(run: SavedRun, tmp_path: Path) -> None:
