@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
-from energon_dali.errors import ConfigError, EnergonDaliError
+from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.chosen import export_lines, find_in_file
@@ -170,7 +170,7 @@ def _tag(request: Request, given: Mapping[str, str]) -> Response:
         else:
             named = _numbers_of(entry, site, given) if "samples" in given else site.chosen(entry).numbers
             tags.change(name, action, named)
-    except ConfigError as error:
+    except (ConfigError, StorageError) as error:
         raise HTTPException(422, str(error)) from error
     return _answer(request, {"tags": tags.names()})
 

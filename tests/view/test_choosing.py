@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import random
@@ -238,8 +239,6 @@ def test_choices_are_sets() -> None:
 
 
 def open_file(server: PageServer, name: str, content: bytes, dataset: int = 0) -> Any:
-    import http.client
-
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     headers = {"Origin": server.url, "Cookie": server.cookie, "Sec-Fetch-Site": "same-origin"}
     connection.request("POST", f"/data/{dataset}/chosen/open?name={quote(name)}", content, headers)
@@ -270,6 +269,21 @@ def test_a_file_of_keys_is_opened_and_exported(server: PageServer) -> None:
         assert status == 422
         assert message in answer["error"]
     assert chosen(server) == [4, 11]
+
+
+def test_what_a_browser_sends_has_limits(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_dali.view.choosing.MAX_OPENED_BYTES", 1 << 20)
+    status, answer = open_file(server, "mine.txt", b"k0004\n" * 200_000)
+    assert status == 413
+    assert "more than 1 MiB" in answer["error"]
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    headers = {"Origin": server.url, "Cookie": server.cookie, "Sec-Fetch-Site": "same-origin"}
+    connection.request("POST", "/data/0/tags?action=add", b"name=" + b"x" * 100_000, headers)
+    assert connection.getresponse().status == 413
+    connection.close()
+    assert (
+        post(server, "tags?action=add&samples=1&name=" + quote("\U0001d400" * 64)).status == 422
+    )  # too long for a file
 
 
 def test_500_samples_are_exported_trained_on_and_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,9 @@ def pages(server: PageServer) -> list[str]:
     samples = [f"/data/0/sample/{number}" for number in range(len(KEYS))]
     query = "?key=%3Cscript%3E&text=%22%3E%3Cscript%3E&shard=%27%22%3E&min_width=%3Cb%3E&split=%3Cu%3E"
     plain = ["/", "/data/0", "/data/0/statistics", "/data/0/failures", "/data/0/sample/99", "/no<where>"]
-    return [*plain, f"/data/0{query}", *samples, f"/data/0/sample/0{query}"]
+    chosen = [f"/compare?a=0.{number}&b=0.0" for number in range(len(KEYS))]
+    odd = ["/data/0?sort=%3Cb%3E&tag=%22%3E%3Cscript%3E&chosen=1", "/data/0?sort=-key", "/compare?a=%3Cb%3E", "/run"]
+    return [*plain, f"/data/0{query}", *samples, f"/data/0/sample/0{query}", *chosen, *odd]
 
 
 class _Elements(HTMLParser):
