@@ -220,6 +220,7 @@ def main() -> None:
                 draw(window, server, "/data/0/statistics", "view-statistics")
                 draw(window, server, "/data/0/failures", "view-failures")
                 draw(window, server, "/mixture", "view-mixture")
+                draw(window, server, "/blend?size=24", "view-blend")
             draw_run(window, folder)
             options = {"encoder": "my_encoder:Packed", "batch_size": 1, "packing_buffer_size": 8}
             with serving(folder / "captions", folder / "scans", **options) as server:

@@ -46,6 +46,7 @@ TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    auto_reload=False,
 )
 """The pages; every value in them is escaped."""
 TEMPLATES.filters |= {

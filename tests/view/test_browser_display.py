@@ -311,7 +311,7 @@ class Folded(DefaultTaskEncoder):
 
     @stateless
     def encode_sample(self, sample):
-        ids = torch.tensor(self.tokenizer.encode(sample.caption))
+        ids = torch.tensor(self.tokenizer.encode(sample.caption.decode()))
         return Encoded.derive_from(sample, input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)]))
 
     def select_samples_to_pack(self, samples):

@@ -38,6 +38,7 @@ function makeSeekable(strip) {
   };
   const show = () => {
     const time = player.currentTime;
+    head.hidden = !length();
     head.style.left = `${100 * clamp(shareOf(time))}%`;
     strip.setAttribute("aria-valuemin", "0");
     strip.setAttribute("aria-valuemax", length().toFixed(2));
