@@ -76,7 +76,7 @@ help:
 	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
 	@echo "make bench-streams      measures what 1 to 32 streams cost over up to 100 million samples and 100,000 shards (12 GB of disk)"
 	@echo "make bench-small        measures small samples (JSON, text, 32 x 32 PNGs, a blend of 1,000), compared with five other loaders"
-	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
+	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host, and writes OUT/report.html"
 
 setup: $(STAMP)
 
@@ -256,7 +256,7 @@ bench-small: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYT
 
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:
-	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(if $(STAGES),--stage $(STAGES))
+	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(QUICK) $(if $(STAGES),--stage $(STAGES))
 
 clean:
 	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

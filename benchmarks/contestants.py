@@ -11,6 +11,9 @@ CEILING = "DALI alone, from memory"
 BLOCK = "energon_dali DALI, block feed"
 NATIVE = "energon_dali DALI, native feed"
 APART = "energon_dali DALI, decode process"
+COPIED = "energon_dali DALI, block feed, copied"
+BACKENDS = {"torchcodec": "energon_dali torchcodec", "pynvvideocodec": "energon_dali PyNvVideoCodec"}
+"""Candidates that decode videos on a GPU with another library, by `video_backend`."""
 ITERATOR = "DALI's own PyTorch iterator"
 ENERGON = "megatron-energon"
 
@@ -29,9 +32,14 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
     """
     found = [
         Candidate(name=CEILING, program="ceiling"),
-        _ours(BLOCK, decoder="dali", workers=READERS),
-        _ours(NATIVE, decoder="dali", workers=0, feed="native"),
-        _ours(APART, decoder="dali", workers=READERS, decode_process=True),
+        ours(BLOCK, decoder="dali", workers=READERS),
+        ours(NATIVE, decoder="dali", workers=0, feed="native"),
+        ours(APART, decoder="dali", workers=READERS, decode_process=True),
+        *(
+            ours(name, decoder="dali", workers=READERS, video_backend=backend)
+            for backend, name in BACKENDS.items()
+            if not native and device == "gpu"
+        ),
         Candidate(
             name=ENERGON,
             program="energon_style",
@@ -39,8 +47,8 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
             options={"library": "megatron.energon", "workers": CORES},
         ),
         Candidate(name=ITERATOR, program="dali_native", options={"iterator": True, "threads": 0}),
-        _ours("energon_dali SampleDecoder, all cores", decoder="sample", workers=CORES),
-        _ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
+        ours("energon_dali SampleDecoder, all cores", decoder="sample", workers=CORES),
+        ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
         Candidate(name="torch DataLoader + PIL or PyAV", program="torch_loader", options={"workers": CORES}),
     ]
     # On the CPU, DaliDecoder "on the CPU" is the same as with the block feed.
@@ -61,6 +69,7 @@ def bars(device: Device, *, native: bool, share: float) -> tuple[Bar, ...]:
     cost = "cpu_milliseconds_per_sample"
     found = [Bar(of=feed, to=CEILING, at_least=share) for feed in feeds]
     found.append(Bar(of=ITERATOR, to=CEILING))
+    found += [Bar(of=name, to=BLOCK) for name in BACKENDS.values() if not native and device == "gpu"]
     found.append(Bar(of=BLOCK, to=ENERGON))
     found += [Bar(of=feed, to=ENERGON, at_most=0.25, metric=cost) for feed in feeds]
     return tuple(found if device == "gpu" else [replace(bar, at_least=None, at_most=None) for bar in found])
@@ -73,5 +82,6 @@ def limits(device: Device, *, native: bool) -> tuple[Limit, ...]:
     return tuple(Limit(of=feed, metric="trainer_blocked_share", at_most=most) for feed in feeds)
 
 
-def _ours(name: str, **options: Plain) -> Candidate:
+def ours(name: str, **options: Plain) -> Candidate:
+    """Returns a candidate with our loader, of the options of `energon_style`."""
     return Candidate(name=name, program="energon_style", options={"library": "energon_dali", **options})

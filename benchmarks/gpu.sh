@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Checks, tests and measures energon_dali on a GPU host, and leaves JSON, logs and charts in one folder.
+# Checks, tests and measures energon_dali on a GPU host, and leaves JSON, logs, charts and one report in one folder.
 #
 #   benchmarks/gpu.sh OUT_DIR [--stage NAME ...] [--device gpu|cpu] [--quick] [--work DIR]
 #
-#   --stage NAME ...   some of: doctor tests kernels images video vision profile growth (default: all, in this order)
+#   --stage NAME ...   some of: doctor tests kernels images mixed video vision ranks profile growth
+#                      (default: all, in this order)
 #   --device cpu       a dry run without a GPU: shows that every stage runs; its figures say nothing of a GPU
 #   --quick            small data and few repetitions: shows that it runs; its figures mean nothing
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
@@ -11,10 +12,11 @@
 #
 # Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
 # what PYTHONPATH holds. Each stage ends after 8 minutes at the latest. A stage that fails does not keep the others from running;
-# the exit status is 1 if one failed. Nothing is written outside of OUT_DIR and --work.
+# the exit status is 1 if one failed. OUT_DIR/report.html is what to send to others: it has everything that matters of all
+# stages whose results are in OUT_DIR, also of earlier calls. Nothing is written outside of OUT_DIR and --work.
 set -euo pipefail
 
-STAGES=(doctor tests kernels images video vision profile growth)
+STAGES=(doctor tests kernels images mixed video vision ranks profile growth)
 STAGE_SECONDS=480
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -93,9 +95,9 @@ find_python() {
 copy_code() {
   tree=$work/tree
   mkdir -p "$tree"
-  rm -rf "${tree:?}"/{energon_dali,tests,benchmarks,pyproject.toml,COMMIT}
+  rm -rf "${tree:?}"/{energon_dali,tests,benchmarks,examples,pyproject.toml,COMMIT}
   tar -C "$root" --exclude=__pycache__ --exclude=benchmarks/results -cf - energon_dali kernels tests benchmarks \
-    pyproject.toml | tar -C "$tree" -xf -
+    examples pyproject.toml | tar -C "$tree" -xf -
   rm -rf "$tree/energon_dali/kernels"
   mv "$tree/kernels" "$tree/energon_dali/kernels"
   commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
@@ -116,6 +118,7 @@ enter() {
 # What is ended from outside takes along what it started: timeout runs in a process group of its own.
 bounded() {
   timeout --kill-after=20 "$STAGE_SECONDS" "$PYTHON" "$@" &
+  # shellcheck disable=SC2064 # the id of this process, now
   trap "kill -TERM $! 2>/dev/null; wait; exit 143" INT TERM
   wait $!
 }
@@ -140,7 +143,7 @@ stage_tests() {
     export FAIL_WITHOUT_CUDA=1
     what+=(-W default) # the host's versions are its own: what they warn of is shown, and fails nothing
   fi
-  export GPU_OBSERVATIONS=$out/$device-observations.json # what the tests saw, for docs/gpu-notes.md
+  export GPU_OBSERVATIONS=$out/$device-observations.json # what the tests saw, for docs/gpu.md
   bounded -m pytest -p no:cacheprovider --basetemp "$work/pytest" --junitxml "$out/$device-tests.xml" "${what[@]}"
 }
 
@@ -160,6 +163,10 @@ suite() { # SUITE STAGE PLOT
 }
 
 stage_images() { suite gpu-images images benchmarks.plot; }
+
+stage_mixed() { suite gpu-mixed mixed benchmarks.plot; }
+
+stage_ranks() { suite gpu-ranks ranks benchmarks.plot; }
 
 stage_video() { suite gpu-video video benchmarks.plot; }
 
@@ -206,6 +213,8 @@ main() {
   for stage in "${chosen[@]}"; do run_stage "$stage"; done
   echo "== summary ($out/summary.txt)"
   cat "$out/summary.txt"
+  # Also without matplotlib and after failures: the report says what failed.
+  "$PYTHON" -m benchmarks.gpu_report "$out" --device "$device" || failed=1
   exit "$failed"
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants import CORES
+from benchmarks.contestants import CEILING, CORES, READERS
 from benchmarks.cpu import OURS
 from benchmarks.data.recipe import Recipe
 from benchmarks.vision import MODELS
@@ -22,23 +22,38 @@ PHOTOGRAPHS = Recipe(
 
 def workloads(device: Device) -> tuple[Workload, ...]:
     """Returns one workload per model: rendered by the device, and by workers that send bytes to it."""
-    return tuple(_workload(device, model, title) for model, title in MODELS.items())
+    return tuple(
+        front_ends(device, f"vision-{model}", model, f"JPEG 1024 x 768 to {title}", PHOTOGRAPHS)
+        for model, title in MODELS.items()
+    )
 
 
-def _workload(device: Device, model: str, title: str) -> Workload:
+def front_ends(device: Device, name: str, model: str, title: str, recipe: Recipe, workers: int = READERS) -> Workload:
+    """Returns a workload of a model's input, next to DALI that decodes the same files and renders nothing.
+
+    Args:
+        device: Where DALI decodes.
+        name: Of the workload.
+        model: See `benchmarks.vision.MODELS`.
+        title: Beginning of the workload's title.
+        recipe: The files.
+        workers: Of the loader in whose process DALI decodes; they decode what it does not.
+    """
     options: dict[str, Plain] = {"library": OURS, "model": model, "resampling": "torch", "dtype": "bfloat16"}
     rendered = Candidate(
-        name="energon_dali DALI", program="vision", options={**options, "decoder": "dali", "workers": 2}
+        name="energon_dali DALI", program="vision", options={**options, "decoder": "dali", "workers": workers}
     )
     by_workers = Candidate(
         name="energon_dali SampleDecoder", program="vision", options={**options, "decoder": "sample", "workers": CORES}
     )
+    ceiling = Candidate(name=CEILING, program="ceiling")
+    on_gpu = device == "gpu"
     return Workload(
-        name=f"vision-{model}",
-        title=f"JPEG 1024 x 768 to {title}, bfloat16, batches of 16, on the {device.upper()}",
+        name=name,
+        title=f"{title}, bfloat16, batches of 16, on the {device.upper()}",
         metric="samples_per_second",
         unit="images/s",
-        recipe=PHOTOGRAPHS,
+        recipe=recipe,
         output="vision",
         device=device,
         seconds=2.0,
@@ -46,6 +61,9 @@ def _workload(device: Device, model: str, title: str) -> Workload:
         samples=100_000,
         batch_size=16,
         repetitions=3,
-        candidates=(rendered, by_workers),
-        bars=(Bar(of=rendered.name, to=by_workers.name),),
+        candidates=(rendered, ceiling, by_workers),
+        bars=(
+            Bar(of=rendered.name, to=CEILING, at_least=0.8 if on_gpu else None),
+            Bar(of=rendered.name, to=by_workers.name, at_least=1.0 if on_gpu else None),
+        ),
     )

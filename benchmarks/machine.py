@@ -28,6 +28,7 @@ PACKAGES = (
     "grain",
     "spdl-core",
     "spdl-io",
+    "torchcodec",
     "nvidia-ml-py",
 )
 """Packages whose versions are recorded; for energon_dali it is the commit."""

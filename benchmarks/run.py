@@ -1,6 +1,6 @@
 """`python -m benchmarks.run cpu --json OUT`: runs the registered workloads and writes their results.
 
-The suites gpu-images, gpu-video, gpu-vision and growth take --device and end in --minutes: a GPU may be lent for short.
+The suites named gpu- and growth take --device and end in --minutes: a GPU may be lent for short.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from benchmarks import (
     cpu,
     first_batch,
     gpu_images,
+    gpu_mixed,
+    gpu_ranks,
     gpu_video,
     gpu_vision,
     growth,
@@ -56,6 +58,8 @@ SUITES: dict[str, tuple[Workload, ...]] = {
 }
 DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "gpu-images": gpu_images.workloads,
+    "gpu-mixed": gpu_mixed.workloads,
+    "gpu-ranks": gpu_ranks.workloads,
     "gpu-video": gpu_video.workloads,
     "gpu-vision": gpu_vision.workloads,
     "growth": growth.workloads,
@@ -189,7 +193,7 @@ def quick_recipe(whole: Recipe) -> Recipe:
         return dataclasses.replace(
             small,
             samples=min(whole.samples, 4),
-            distinct=min(whole.distinct, 1),
+            distinct=min(whole.distinct, 4 if whole.mixed_sizes else 1),
             seconds=4,
             rounds=min(whole.rounds, 2),
             shards=min(whole.shards, 4),

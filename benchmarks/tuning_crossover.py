@@ -20,10 +20,10 @@ from benchmarks.tuning_media import CODECS, FORMATS, encode_image, encode_video,
 from energon_dali.decode import DaliDecoder, Decoded, SampleDecoder
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali import close_engines
-from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.dali.runtime.device import resolve_device
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import decode_clips, stage_clips
+from energon_dali.decode.video_backends.choice import BACKENDS, device_of_rank
 
 Kind = Literal["cpu", "gpu"]
 IMAGE_SIZES = ((32, 32), (128, 128), (256, 256), (500, 375), (1280, 720), (1920, 1080), (3840, 2160))
@@ -92,12 +92,12 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                 for _ in range(count):
                     handle, file = stage_clips(CODECS[codec][1], data, spec)
                     file.close()
-                    assert is_eligible_video(handle, kind, device.ordinal), handle
+                    assert is_eligible_video(handle, kind, device_of_rank(device).nvdec), handle
                     handles.append(handle)
                 decoder = DaliDecoder(av_decode=spec, num_threads=1 if kind == "cpu" else None)
 
                 def by_dali(handles: Sequence[Any] = handles, decoder: DaliDecoder = decoder) -> int:
-                    outcomes = submit_clips(decoder.engine_options, device, handles).result()
+                    outcomes = BACKENDS["dali"].submit(decoder.engine_options, device, handles).result()
                     routes = [outcome.route for outcome in outcomes]
                     assert set(routes) == {f"dali-{kind}"}, routes
                     return len(routes)
@@ -225,7 +225,7 @@ def as_python(rows: Sequence[dict[str, Any]], kind: Kind) -> str:
 
 
 def as_markdown(reports: dict[str, Any]) -> str:
-    """Returns the tables of docs/when-not-to-use-the-gpu.md.
+    """Returns the tables of docs/gpu.md.
 
     Args:
         reports: Reports by kind, "cpu" and "gpu"; a missing report is shown as "not measured yet".

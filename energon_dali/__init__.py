@@ -60,6 +60,7 @@ _import_name, __dir__, __all__ = attach(
         "integrations.loader_panel": "LoaderPanel",
         "loader.basic_loader": "BasicDataLoader",
         "loader.get_loader": "get_loader get_savable_loader",
+        "loader.processes.fork_server": "prepare_workers",
         "loader.savable_loader": "SavableDataLoader",
         "loader.statistics": "LoaderStatistics",
         "loader.upper_bound_loader": "UpperBoundLoader",

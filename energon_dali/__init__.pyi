@@ -160,6 +160,9 @@ from energon_dali.loader.get_loader import (
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
 )
+from energon_dali.loader.processes.fork_server import (
+    prepare_workers as prepare_workers,
+)
 from energon_dali.loader.savable_loader import (
     SavableDataLoader as SavableDataLoader,
 )

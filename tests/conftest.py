@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing.forkserver
 import multiprocessing.spawn
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from energon_dali.loader.processes.fork_server import find_fork_server
 from energon_dali.task_encoder.context import context_depth, leave_contexts
 from tests.part import WHOLE, WHOLE_PROFILE, Part
 from tests.shared_result import folder_of_run
@@ -86,10 +86,10 @@ def warm_workers(warm_python: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm_fork_server(warm_python: str) -> None:
-    """Starts Python's fork server, which stays for the life of the process; its copies find torch imported."""
+    """Starts the fork server, which stays for the life of the process; its copies find torch imported."""
     before = multiprocessing.spawn.get_executable()
     multiprocessing.spawn.set_executable(warm_python)
-    multiprocessing.forkserver.ensure_running()
+    assert find_fork_server(may_use_device=True) is not None
     multiprocessing.spawn.set_executable(before)
 
 

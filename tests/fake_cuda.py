@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from energon_dali.decode.dali import decoder
 from energon_dali.decode.dali.runtime import device as devices
 from energon_dali.decode.dali.runtime import engine as engines
 from energon_dali.decode.dali.runtime import failure
@@ -111,6 +112,8 @@ class FakeCuda:
         """GPUs on which this process has a context."""
         self.works = True
         """Whether the GPUs can compute."""
+        self.captures = False
+        """Whether every current CUDA stream is being captured."""
         self.free_bytes = 64 << 30
         """Memory that DALI may still allocate on each GPU."""
         self.default = [Stream(gpu, cuda=self) for gpu in range(gpus)]
@@ -134,6 +137,9 @@ class FakeCuda:
     def is_available(self) -> bool:
         self.note("is_available")
         return self.gpus > 0
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.captures
 
     def device_count(self) -> int:
         return self.gpus
@@ -206,6 +212,7 @@ class FakeCuda:
             "device_count",
             "get_allocator_backend",
             "is_available",
+            "is_current_stream_capturing",
             "is_initialized",
             "mem_get_info",
             "set_device",
@@ -215,8 +222,11 @@ class FakeCuda:
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: self._is_pinned(tensor))
+        # The result of an operation on a GpuTensor is a view of a plain tensor.
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         monkeypatch.setattr(torch.Tensor, "to", self._to(torch.Tensor.to))
-        monkeypatch.setattr(devices, "sees_gpu", lambda: self.gpus > 0)
+        for module in (devices, decoder):
+            monkeypatch.setattr(module, "sees_gpu", lambda: self.gpus > 0)
         monkeypatch.setattr(devices, "_count_gpus", lambda: self.gpus)
         monkeypatch.setattr(devices, "_of_thread", threading.local())
         monkeypatch.setattr(devices, "_process", dict.fromkeys(devices._process, False))
@@ -294,13 +304,13 @@ class FakeDaliPipeline:
         return getattr(self._inner, name)
 
     def outputs(self, cuda_stream: Any = None) -> tuple[Any, ...]:
-        """Returns the outputs; `cuda_stream` waits for them."""
+        """Returns the outputs, of which the first is the media, on the GPU; `cuda_stream` waits for them."""
         self._cuda.note("dali.outputs", cuda_stream)
-        outputs = self._inner.outputs()
+        media, *others = self._inner.outputs()
         if self._fail is not None:
             self._fail()
         cuda_stream.work.append("decoded")
-        return tuple(TensorListGPU(each) for each in outputs)
+        return TensorListGPU(media), *others
 
 
 def install_dali(
@@ -323,10 +333,19 @@ def install_dali(
         built.append(FakeDaliPipeline(build(options, define), cuda, fail))
         return built[-1]
 
-    monkeypatch.setattr(engines, "build_pipeline", build_on_cpu)
+    from energon_dali.decode.dali.images import dali_reader
     from energon_dali.decode.dali.images import engine as images
-    from energon_dali.decode.dali.images.graph import define_pipeline
+    from energon_dali.decode.dali.images.graph import define_graph, define_pipeline
 
+    monkeypatch.setattr(engines, "build_pipeline", build_on_cpu)
+    monkeypatch.setattr(dali_reader, "build_pipeline", build_on_cpu)
+    monkeypatch.setattr(
+        dali_reader,
+        "define_graph",
+        lambda encoded, inputs, graph, options: define_graph(
+            encoded, inputs, graph, replace(options, device=Device("cpu"))
+        ),
+    )
     monkeypatch.setattr(
         images, "define_pipeline", lambda graph, options: define_pipeline(graph, replace(options, device=Device("cpu")))
     )

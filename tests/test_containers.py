@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_dali.decode.dali.video import nvdec
+from energon_dali.decode.video_backends import nvdec
 from energon_dali.diagnosis import Host
 
 ROOT = Path(__file__).parents[1]

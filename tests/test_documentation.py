@@ -22,7 +22,15 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
 PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`")
-CODE_PAGES = ("architecture.md", "benchmarks.md", "decoders.md", "gpu-notes.md", "kernels.md", "../CONTRIBUTING.md")
+CODE_PAGES = (
+    "architecture.md",
+    "benchmarks.md",
+    "decoders.md",
+    "cuda-graphs.md",
+    "gpu.md",
+    "kernels.md",
+    "../CONTRIBUTING.md",
+)
 """Pages that name files of this repository."""
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')

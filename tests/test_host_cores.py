@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from energon_dali import host_cores
 from energon_dali.decode import DaliDecoder
-from energon_dali.decode.dali.runtime.blocks import num_host_threads
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.host_decoding import num_host_threads
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.host_cores import divide_cores, share_of_rank
 
@@ -140,6 +141,34 @@ def test_what_eight_ranks_of_a_host_with_128_cores_use(machine: Machine) -> None
     assert replace(on_host, hw_decoder_load=0.65, device_memory_padding=16 << 20, host_memory_padding=8 << 20) == images
     # Images and videos of all ranks together have one thread per core.
     assert 8 * (pipelines["images"].num_threads + pipelines["videos"].num_threads) == 128
+
+
+def test_the_simulation_of_doctor_shows_what_ranks_would_use(machine: Machine) -> None:
+    """`energon-dali doctor --simulate 8 128`, on any machine; docs/gpu.md has the same table."""
+    from energon_dali.cli.main import main
+
+    machine(2)
+    done = CliRunner().invoke(main, ["doctor", "--simulate", "8", "128"])
+    assert done.exit_code == 0
+    head, *lines = done.output.splitlines()
+    assert head == "8 ranks share 128 cores, 16 each; each has a GPU of its own"
+    numbers = {line[:45].strip(): line[45:].replace(" MiB", "").split() for line in lines[1:]}
+    assert numbers == {
+        "threads of the pipeline of images": ["8", "64"],
+        "threads of the pipeline of PNG, BMP and PNM": ["16", "128"],
+        "threads of the pipeline of videos": ["8", "64"],
+        "threads of PIL, PyAV and front ends": ["4", "32"],
+        "pipelines, if all of these are decoded": ["3", "24"],
+        "reserved by nvJPEG on the GPU": ["128", "1024"],
+        "page-locked by nvJPEG": ["128", "1024"],
+        "hardware decoders of 720p videos": ["232", "1856"],
+        "most memory of decoding on the GPU": ["8192", "65536"],
+    }
+    page = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text()
+    assert done.output in page
+    refused = CliRunner().invoke(main, ["doctor", "--simulate", "8", "4"])
+    assert refused.exit_code != 0
+    assert "8 ranks on 4 cores is invalid" in refused.output + str(refused.exception)
 
 
 def test_pipelines_on_the_cpu_have_the_share_of_their_rank(machine: Machine) -> None:

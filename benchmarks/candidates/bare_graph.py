@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ def make_pipeline(define: Callable[[Any], Any], task: Task, *, default_threads: 
         **options: Of the pipeline.
     """
     dali: Any = importlib.import_module("nvidia.dali")
-    cores = len(os.sched_getaffinity(0))
+    cores = cores_per_rank()
     on_gpu = task.decodes_on == "gpu"
     threads = int(task.options.get("threads", 0)) or (gpu_threads(task.output) if on_gpu else default_threads or cores)
     settings = {

@@ -2,7 +2,8 @@
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, decode_scale,
 shuffle_window, leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if
-not where the batches must end), decode_process, start_method, sound (clips with the sound as it is in the file).
+not where the batches must end), decode_process, start_method, copies (results in torch's own memory), video_backend,
+sound (clips with the sound as it is in the file).
 Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
@@ -29,7 +30,7 @@ from benchmarks.candidates.outputs import (
     crop_ranges,
 )
 from benchmarks.candidates.stream import Delivered, measure_stream
-from benchmarks.candidates.task import Task
+from benchmarks.candidates.task import LeftOutError, Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
 
 _LEAST_SOUND_SECONDS = 0.48
@@ -130,12 +131,20 @@ def make_decoder(library: Any, task: Task) -> Any:
     device = task.decodes_on
     if device == "gpu" and task.output in VIDEO_OUTPUTS:
         device = "auto"  # the default: PyAV decodes the videos for which it is faster
-    return library.DaliDecoder(
-        image_decode_device=task.decodes_on,
-        video_decode_device=device,
-        feed=task.options.get("feed", "block"),
-        **options,
-    )
+    if "video_backend" in task.options:
+        options["video_backend"] = task.options["video_backend"]
+    try:
+        return library.DaliDecoder(
+            image_decode_device=task.decodes_on,
+            video_decode_device=device,
+            feed=task.options.get("feed", "block"),
+            tuning=library.DaliTuning(copies_to_torch=bool(task.options.get("copies"))),
+            **options,
+        )
+    except library.ConfigError as error:
+        if "video_backend" in task.options:  # its library is not installed
+            raise LeftOutError(str(error)) from error
+        raise
 
 
 def foreign_operation(task: Task) -> Any:

@@ -13,6 +13,7 @@ from benchmarks.candidates.checks import WrongOutputError, check
 from benchmarks.candidates.gpu_meter import GpuMeter
 from benchmarks.candidates.outputs import CROP_PIXELS, MEAN, STD, count_samples, on_device, synchronize
 from benchmarks.candidates.process_tree import tree_cpu_seconds, tree_memory_mib
+from benchmarks.candidates.ranks import meet
 from benchmarks.candidates.spinner import spin_next_to
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.training_step import make_training_step, measure_blocked
@@ -66,6 +67,7 @@ def time_stream(open_stream: Open, task: Task) -> dict[str, float]:
     next(batches)
     synchronize(task.device)
     numbers = {"first_batch_seconds": time.perf_counter() - began}
+    meet(task)
     with spin_next_to(str(task.options.get("trainer", "none"))) as turns:
         _warm_up(batches, task)
         synchronize(task.device)

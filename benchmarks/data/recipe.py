@@ -49,8 +49,9 @@ class Recipe:
     style: str = "mixed"
     """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and `width` x `height`, each
     side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
-    "photo": JPEGs with sensor noise. "page": PNGs of text around an image. "video": 30 frames per second. "text": 200
-    bytes of text each, and nothing else. "index": likewise, with shards that are links to one (`scale.synthetic`).
+    "webp": 70 % JPEG and 30 % WebP, sides likewise. "photo": JPEGs with sensor noise. "page": PNGs of text around an
+    image. "video": 30 frames per second. "text": 200 bytes of text each, and nothing else. "index": likewise, with
+    shards that are links to one (`scale.synthetic`).
     "texts": texts of random lengths alone, see data/texts.py. "small-json", "small-text", "small-png": see
     data/smalls.py."""
     target_bytes: int = 104_000
@@ -65,6 +66,8 @@ class Recipe:
     """Number of different files, which are repeated under other keys; 0 makes all files different."""
     codec: str = "h264"
     """Codec of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
+    mixed_sizes: bool = False
+    """Whether videos take turns in four sizes: `size`, six rows fewer, half of both sides, and one and a half times."""
     sound: bool = False
     """Whether a video has sound: stereo AAC."""
     media_index: bool = False
@@ -79,6 +82,16 @@ class Recipe:
         """(width, height) in pixels."""
         own = (640, 360) if self.style == "video" else (500, 400)
         return self.width or own[0], self.height or own[1]
+
+    def size_of(self, index: int) -> tuple[int, int]:
+        """Returns (width, height) of a video.
+
+        Args:
+            index: Number of the sample.
+        """
+        width, height = self.size
+        sizes = ((width, height), (width, height - 6), (width // 2, height // 2), (3 * width // 2, 3 * height // 2))
+        return sizes[index % 4] if self.mixed_sizes else (width, height)
 
     @property
     def frames(self) -> int:
@@ -185,7 +198,7 @@ def _files_per_process(recipe: Recipe) -> int:
 def _make_one(recipe: Recipe, index: int) -> Made:
     rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
     if recipe.style == "video":
-        return _video(recipe, rng)
+        return _video(recipe, rng, recipe.size_of(index))
     if recipe.style == "text":
         text = rng.bytes(TEXT_BYTES // 2).hex().encode()
         return Made("txt", text, {}, "", (0, 0, len(text)))
@@ -202,10 +215,10 @@ def _make_one(recipe: Recipe, index: int) -> Made:
     return Made(suffix, data, facts, crop.caption, (height, width, int(pixels.sum(dtype=np.int64))))
 
 
-def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
+def _video(recipe: Recipe, rng: np.random.Generator, size: tuple[int, int]) -> Made:
     from benchmarks.data.videos import make_video, repeat_video
 
-    (width, height), frames = recipe.size, recipe.frames
+    (width, height), frames = size, recipe.frames
     kinds = {"h264": ("libx264", "mp4"), "vp9": ("libvpx-vp9", "webm")}
     codec, container = kinds[recipe.codec]
     fast = recipe.rounds > 1

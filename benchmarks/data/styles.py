@@ -32,13 +32,17 @@ def picture(style: str, rng: np.random.Generator, size: tuple[int, int], target_
         format = str(rng.choice(_FORMATS, p=_SHARES))
         crop = cut(rng, width=_about(rng, size[0]), height=_about(rng, size[1]))
         return "jpg" if format == "progressive" else format, crop, encode(crop.image, format, 90)
+    if style == "webp":
+        format = str(rng.choice(("jpg", "webp"), p=(0.7, 0.3)))
+        crop = cut(rng, width=_about(rng, size[0]), height=_about(rng, size[1]))
+        return format, crop, encode(crop.image, format, 90)
     if style == "photo":
         crop = cut(rng, width=size[0], height=size[1])
         return "jpg", crop, encode(add_grain(rng, crop.image), "jpg", 90)
     if style == "page":
         page = draw_page(rng, width=size[0], height=size[1])
         return "png", page, encode(page.image, "png", 0)
-    raise ValueError(f"{style=} is none of mixed, jpeg, formats, photo, page.")
+    raise ValueError(f"{style=} is none of mixed, jpeg, formats, webp, photo, page.")
 
 
 def _about(rng: np.random.Generator, pixels: int) -> int:

@@ -17,6 +17,7 @@ from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.worker_border import DecodeDataset, WorkerBorder
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
+from energon_dali.datasets.wrappers.worker_decode import WorkerDecodeDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.encoder import batch_function, hook_names, overridden
@@ -92,6 +93,8 @@ def encode_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Sava
         tree = _measure(tree, encoder, options)
     packs_handles = _packs_handles(options)
     if decoder is not None:
+        if decoder.finishes_in_worker:
+            tree = WorkerDecodeDataset(tree, decoder, decodes=not packs_handles)
         tree = WorkerBorder(tree, None if packs_handles else decoder, block_size=block_size(options.batch_size))
     elif late is not None:
         tree = tree if packs_handles else DecodeDataset(tree, late)

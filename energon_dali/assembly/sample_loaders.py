@@ -166,6 +166,10 @@ class JoinedSampleLoader(SampleLoader):
         for load in self.loaders:
             load.import_libraries(placement)
 
+    def prepare_workers(self) -> None:
+        for load in self.loaders:
+            load.prepare_workers()
+
     def __call__(self, raw: RawSample, seed: int, restore_key: Key = ()) -> Any:
         """Returns the sample.
 

@@ -101,7 +101,15 @@ class VideoReader:
             frame = next(container.decode(stream), None)
         if frame is None:
             raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
+        self.file.cache.setdefault("rotation", _rotation_of(frame))
+        self.file.cache["matrix"] = int(frame.colorspace)
         return colours_of_frame(frame)
+
+    @property
+    def declared_matrix(self) -> int | None:
+        """AVColorSpace of the first frame as its decoder reports it, 2 if it reports none; None before `colours`."""
+        found: int | None = self.file.cache.get("matrix")
+        return found
 
     @property
     def rotation(self) -> int:
@@ -115,7 +123,7 @@ class VideoReader:
         if "rotation" not in self.file.cache:
             with self.file.used():
                 for _, frame in self._decode(np.zeros(1, np.int64)):
-                    self.file.cache["rotation"] = round(frame.rotation / 90) % 4 * 90
+                    self.file.cache["rotation"] = _rotation_of(frame)
         return int(self.file.cache["rotation"])
 
     def read(
@@ -302,6 +310,11 @@ class VideoReader:
             self.facts.codec,
             ROUTE,
         )
+
+
+def _rotation_of(frame: VideoFrame) -> int:
+    """Returns the degrees by which a frame is rotated counter-clockwise to be upright, to a quarter turn."""
+    return round(frame.rotation / 90) % 4 * 90
 
 
 def _check_sides(size: Any) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +59,10 @@ def bench(
     settings = [Setting(count, prefetch_factor, name) for name in decoders or job.decoders() for count in counts]
     tokens = job.mean_tokens()
     tell = None if as_json else lambda one: click.echo(_line(one, tokens))
-    result = benching.bench(job.open, settings, seconds=seconds, report=tell)
+    with _Progress() as progress:
+        result = benching.bench(
+            job.open, settings, seconds=seconds, report=progress.before(tell), progress=progress.show
+        )
     if as_json:
         click.echo(json.dumps(as_document(result, tokens), indent=2))
         return
@@ -92,17 +97,51 @@ def tune(
     from energon_dali.diagnosis import tune as tuning
 
     job = _Job(path, given)
-    result = tuning.tune(
-        job.open,
-        decoders=decoders or tuple(job.decoders()),
-        num_streams=job.num_streams,
-        seconds=seconds,
-        most_workers=most_workers,
-        report=None if as_json else lambda one: click.echo(_line(one)),
-    )
+    with _Progress() as progress:
+        result = tuning.tune(
+            job.open,
+            decoders=decoders or tuple(job.decoders()),
+            num_streams=job.num_streams,
+            seconds=seconds,
+            most_workers=most_workers,
+            report=progress.before(None if as_json else lambda one: click.echo(_line(one))),
+            progress=progress.show,
+        )
     if out is not None:
         result.write(out)
     click.echo(json.dumps(result.as_dict(), indent=2) if as_json else describe(result))
+
+
+class _Progress:
+    """A line on the standard error that says what is measured now, if that is a terminal; for a `with` block."""
+
+    def __init__(self) -> None:
+        self._shows = sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Replaces the line."""
+        if self._shows:
+            click.echo(f"\r\x1b[K{text} ...", nl=False, err=True)
+
+    def before(self, tell: Callable[[Any], None] | None) -> Callable[[Any], None]:
+        """Returns a function that removes the line, and calls another if there is one."""
+
+        def report(one: Any) -> None:
+            self._remove()
+            if tell is not None:
+                tell(one)
+
+        return report
+
+    def _remove(self) -> None:
+        if self._shows:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
 
 
 class _Job:
@@ -209,6 +248,7 @@ def as_document(result: BenchResult, tokens: float | None = None) -> dict[str, A
                 "samples_per_second": round(one.samples_per_second, 1),
                 "tokens_per_second": None if tokens is None else round(one.samples_per_second * tokens, 1),
                 "idle_samples_per_second": round(one.idle_samples_per_second, 1),
+                "limited_by": None if (found := one.diagnosis()) is None else found.cause,
                 "other_cores": round(one.other_cores, 2),
                 "first_batch_seconds": round(one.first_batch_seconds, 3),
                 "stage_seconds": one.stage_seconds,
@@ -229,12 +269,16 @@ def describe(result: TuneResult) -> str:
         "dali-cpu": 'DaliDecoder(image_decode_device="cpu", video_decode_device="cpu", ...)',
         "dali-gpu": 'DaliDecoder(image_decode_device="gpu", video_decode_device="gpu", ...)',
     }[setting.decoder]
-    estimate = ", estimated from CPU time: other processes keep this machine busy" if result.is_estimate else ""
+    rate = f"{result.samples_per_second:,.1f} samples/s measured"
+    if result.is_estimate:
+        estimate = f"{result.estimates[setting]:,.1f}"
+        rate += f", about {estimate} estimated without the other processes that keep this machine busy"
     return "\n".join(
         (
-            f"Fastest: {setting}, {result.samples_per_second:,.1f} samples/s (in {result.seconds:.0f} s{estimate})",
+            f"Fastest: {setting}, {rate} (in {result.seconds:.0f} s)",
             f"  WorkerConfig(..., num_workers={setting.num_workers}, num_streams={result.num_streams} * world_size)",
             f"  get_savable_loader(..., prefetch_factor={setting.prefetch_factor})",
             f"  decoder: {decoder}",
+            *result.advice,
         )
     )

@@ -59,7 +59,7 @@ def describe_failures(groups: Sequence[FailureGroup]) -> Iterator[str]:
     yield f"{total:,} {'sample' if total == 1 else 'samples'} dropped because of failures, for {reasons}:"
     for group in groups:
         yield ""
-        yield f"{group.count:,} x {group.kind}"
+        yield f"{group.count:,} x {group.title}"
         if group.reason:
             yield f"    {' '.join(group.reason.split())}"
         where = f"    first: {group.place or '(no key)'}"

@@ -104,12 +104,24 @@ def main() -> None:
     help="What must work: the CPU path (auto, cpu) or the GPU path; cpu does not check the GPU.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it to a file.")
-def doctor(wanted: Any, json_file: Path | None) -> None:
+@click.option(
+    "--simulate",
+    type=(click.IntRange(1), click.IntRange(1)),
+    metavar="RANKS CORES",
+    help="Only show the threads, pipelines and memory that each rank of such a host with GPUs would use.",
+)
+def doctor(wanted: Any, json_file: Path | None, simulate: tuple[int, int] | None) -> None:
     """Say what this machine has and lacks for decoding, and what to do about it.
 
     Decodes an image and a video on each device and runs a kernel, each in its own process. The exit status is 1 if the
     path that --device asks for does not work.
     """
+    if simulate is not None:
+        from energon_dali.diagnosis.simulated_host import simulate_host
+
+        for line in simulate_host(*simulate):
+            click.echo(line)
+        return
     from energon_dali.diagnosis import Host, diagnose
     from energon_dali.shards.storage.atomic_file import write_atomically
 

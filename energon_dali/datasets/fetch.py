@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -90,6 +91,8 @@ class Fetch:
         self._coming: deque[Row] = deque()
         """Rows after those, which are requested or still to be read."""
         self._until_issue = 0
+        self._reading = 0, -1
+        """Source and shard of the row that is being read."""
         drop_in_child(self)
 
     def after_fork(self) -> None:
@@ -129,13 +132,27 @@ class Fetch:
 
     def _advance(self, stop: int) -> None:
         """Reads at least the next row."""
-        start = time.perf_counter()
+        outer = self._clock.begin(self._next_place)
+        try:
+            self._read_next(stop)
+        finally:
+            self._clock.end(outer)
+
+    def _next_place(self) -> str:
+        """Returns where the row that is being read is, such as "captions/shard_000.tar", for another thread."""
+        number, shard = self._reading
+        source = self._sources[number]
+        names: Sequence[str] = getattr(getattr(source.reader, "folder", None), "shard_names", ())
+        return "/".join([os.path.basename(source.name.rstrip("/")), *names[shard : shard + 1]])
+
+    def _read_next(self, stop: int) -> None:
         if not self._coming:
             self._plan_more(self._first_rows, stop)
             self._until_issue = 0
         if self._reads:
             self._read_ahead(stop)
-        reads = self._reads.get(self._coming[0][0])
+        self._reading = self._coming[0][:2]
+        reads = self._reads.get(self._reading[0])
         if reads is not None:
             self._take_read(reads)
         elif self._reads:
@@ -148,7 +165,6 @@ class Fetch:
                 for _ in rows:
                     self._coming.popleft()
             self._read_now(rows)
-        self._clock.add(time.perf_counter() - start)
 
     def _take_read(self, reads: Reads) -> None:
         """Takes the next row, for which it waits, and those after it that were read already.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import time
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import is_dataclass
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,11 @@ _DAMAGED_FILES_LOGGED = 100
 _LOGGED_AGAIN = frozenset(10**power for power in range(3, 12))
 """Numbers of failures of one kind at which the log mentions them again."""
 
+_QUOTED = re.compile(r"(?<!\w)'(?![A-Za-z_.]{1,16}')[^']*'(?!\w)")
+"""A quoted text, other than a word such as the name of a part."""
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d[\d,.]*\d|\d", re.IGNORECASE)
+_LONGEST_PATTERN = 200
+
 _DEVICE_ERRORS = ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error")
 
 
@@ -81,7 +87,7 @@ class FailurePolicy:
         worker_config: Has the error handler.
     """
 
-    __slots__ = ("_consecutive", "_context", "_handler", "_has_worked", "stage", "tolerance")
+    __slots__ = ("_consecutive", "_context", "_handler", "_has_worked", "is_sound", "stage", "tolerance")
 
     def __init__(self, stage: str, tolerance: int, context: StreamContext, worker_config: WorkerConfig) -> None:
         self.stage = stage
@@ -90,11 +96,14 @@ class FailurePolicy:
         self._handler = worker_config.global_error_handler
         self._consecutive = 0
         self._has_worked = False
+        self.is_sound = False
+        """Whether the stage worked when it was last called. Then `on_success` has nothing to do, and is not called for
+        each sample."""
 
     def on_success(self) -> None:
         """Ends a run of consecutive failures."""
         self._consecutive = 0
-        self._has_worked = True
+        self._has_worked = self.is_sound = True
 
     def on_skip(self) -> None:
         """Counts a sample that the stage dropped on purpose."""
@@ -103,8 +112,8 @@ class FailurePolicy:
     def on_failure(self, error: Exception, sample: Any, *, epoch: int = 0) -> None:
         """Counts a failure and returns if the caller may go on with the next sample.
 
-        With the default error handler, each process logs the first failure of a kind (stage, type of the error, line
-        that raised it) and counts the others; of damaged files it logs the first hundred.
+        With the default error handler, each process logs the first failure of a kind (see `FailureRecord.kind`) and
+        counts the others; of damaged files it logs the first hundred.
 
         Args:
             error: What was raised.
@@ -130,20 +139,27 @@ class FailurePolicy:
                 f"the run ends here instead of dropping every sample; fix the cause named below.{self._spawn_hint()}"
             ) from error
         self._consecutive += 1
+        self.is_sound = False
         sources = sources_of(sample)
         key = key_of(sample)
         first = sources[0] if sources else None
+        reason = message_of(error) if isinstance(error, DecodeError) else text_of(error)
         kind = f"{self.stage}: {type(error).__name__}{_origin_of(error)}"
+        if isinstance(error, DecodeError):  # one line of the decoder raises for all reasons
+            exact = f"{kind}: {pattern_of(reason)}"
+            kind = exact if self._context.metrics.has_room_for(exact) else kind
         nth = self._context.metrics.fail(
             FailureRecord(
                 stage=self.stage,
-                reason=message_of(error) if isinstance(error, DecodeError) else text_of(error),
+                reason=reason,
                 dataset=str(first.dataset_path) if first else "",
                 shard=first.shard_name if first else "",
                 key=key,
                 epoch=epoch,
                 kind=kind,
                 index=first.index if first is not None and isinstance(first.index, int) else -1,
+                error=type(error).__name__,
+                route=error.route if isinstance(error, DecodeError) else "",
             )
         )
         try:
@@ -222,6 +238,19 @@ def _origin_of(error: BaseException) -> str:
     return "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
+def pattern_of(reason: str) -> str:
+    """Returns a reason without the numbers, names and paths that differ from sample to sample.
+
+    Args:
+        reason: Such as "Part 'jpg': The header says 100,000 x 9 pixels".
+
+    Returns:
+        Such as "Part 'jpg': The header says N x N pixels".
+    """
+    text = _QUOTED.sub("'...'", " ".join(reason.split()))
+    return _NUMBER.sub("N", text)[:_LONGEST_PATTERN]
+
+
 def _caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error.with_traceback(cause.__traceback__)
@@ -259,6 +288,14 @@ def sources_of(sample: Any) -> tuple[Any, ...]:
     return tuple(sources) if sources else ()
 
 
+def is_of_user(function: Callable[..., Any]) -> bool:
+    """Returns whether a hook is the user's own, or wraps what the user gave, and not what this package does without."""
+    if isinstance(function, partial):  # a cooker
+        return True
+    module = str(getattr(function, "__module__", ""))
+    return not module.startswith("energon_dali.") or module.startswith("energon_dali.tasks.")
+
+
 NOTHING = object()
 """What `HookRunner.step` returns if an input gave no output, or no further one."""
 
@@ -289,6 +326,7 @@ class HookRunner:
         self.is_generator = inspect.isgeneratorfunction(function)
         self._policy = FailurePolicy(stage, tolerance, context, owner.worker_config)
         self._clock = context.metrics.clock(stage)
+        self._clock.is_hook |= is_of_user(function)
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
@@ -336,7 +374,7 @@ class HookRunner:
         Raises:
             FatalSampleError: The hook failed too often in a row, or cannot succeed.
         """
-        start = time.perf_counter()
+        outer = self._clock.begin(self._argument)
         try:
             if self._step is not None and self._outputs is None:
                 result = call_in_step(self._step, self._number, self._seed, self._function, self._argument)
@@ -358,7 +396,7 @@ class HookRunner:
             self._fail(error)
             return NOTHING
         finally:
-            self._clock.add(time.perf_counter() - start)
+            self._clock.end(outer)
         if self._outputs is None:
             if result is None or isinstance(result, _UNFINISHED):
                 check_result(self._stage, result)
@@ -366,7 +404,8 @@ class HookRunner:
                 self._finish()
                 return NOTHING
             self.key = (self._name, self._number, *self._keys)
-            self._policy.on_success()
+            if not self._policy.is_sound:
+                self._policy.on_success()
             self._finish()
             return set_restore_key(result, self.key)
         check_result(self._stage, result)

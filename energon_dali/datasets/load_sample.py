@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,7 +14,7 @@ import numpy as np
 
 from energon_dali.av import AVData
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.trace import TracedMetrics
+from energon_dali.datasets.stage_clock import StageClock
 from energon_dali.decode import Decoded, Decoder, MediaHandle
 from energon_dali.decode.basic import REFUSED_PICKLE
 from energon_dali.decode.interface import Placement
@@ -160,35 +159,22 @@ class SampleLoader:
         self.seed = seed
         self.source_number = source_number
         self._metrics: Metrics | None = None
+        self._clock: StageClock | None = None
+        """Measures decoding, where it is not left to the rank."""
         self._refused: set[str] = set()
         self._readers = _PlainReaders(decoder)
         self._whole_names = frozenset((self._whole_parts or {}).values())
 
     def counting(self, metrics: Metrics) -> SampleLoader:
-        """Returns a copy that counts the routes of media that it decodes, and notes in a trace when it did so.
+        """Returns a copy that counts the routes of media that it decodes, and how long that takes.
 
         Args:
-            metrics: Takes the counts; TracedMetrics keep a trace.
+            metrics: Takes the counts and times.
         """
         twin = copy.copy(self)
         twin._metrics = metrics
-        if not isinstance(metrics, TracedMetrics):
-            return twin
-
-        def part(name: str, content: bytes | memoryview | Decoded, source: SourceInfo, seed: int) -> Any:
-            start = time.perf_counter()
-            value = type(self)._part(twin, name, content, source, seed)
-            if not isinstance(content, Decoded) and _route_of(name, value) is not None:
-                metrics.note("decode", "X", name, start, time.perf_counter() - start)
-            return value
-
-        def call_decoder(raw: RawSample, source: SourceInfo, seed: int) -> None:
-            start = time.perf_counter()
-            type(self)._call_decoder(twin, raw, source, seed)
-            metrics.note("decode", "X", "sample", start, time.perf_counter() - start)
-
-        # Attributes instead of a subclass: without a trace nothing is added to the way of a sample.
-        twin.__dict__.update(_part=part, _call_decoder=call_decoder)
+        if self.decoder is not None and self.decoder.placement == "worker":
+            twin._clock = metrics.clock("decode")
         return twin
 
     def part_filter(self) -> PartList | None:
@@ -206,6 +192,11 @@ class SampleLoader:
         if self.decoder is not None:
             wanted = self.part_filter()
             self.decoder.import_libraries(placement, None if wanted is None else wanted.names)
+
+    def prepare_workers(self) -> None:
+        """Looks up, in the rank's process, what workers must not."""
+        if self.decoder is not None:
+            self.decoder.prepare_workers()
 
     def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
         """Returns the seeds of samples from their passes over the data and their numbers in the dataset."""
@@ -269,8 +260,13 @@ class SampleLoader:
         parts: dict[str, Any] = raw.parts  # DALI's own reader puts decoded images among them
         given = {name: bytes(part) for name, part in parts.items() if not isinstance(part, Decoded)}
         assert self.decoder is not None
-        with part_context(partial(part_seed, seed), source):
-            made = self.decoder({"__key__": raw.key, "__shard__": raw.shard, **given})
+        outer = None if self._clock is None else self._clock.begin(source)
+        try:
+            with part_context(partial(part_seed, seed), source):
+                made = self.decoder({"__key__": raw.key, "__shard__": raw.shard, **given})
+        finally:
+            if self._clock is not None and outer is not None:
+                self._clock.end(outer)
         kept = {name: part for name, part in parts.items() if name not in given}
         kept |= {name: Decoded(value, "fallback") for name, value in made.items() if not name.startswith("__")}
         raw.parts = kept
@@ -355,7 +351,12 @@ class SampleLoader:
                 pass  # the decoder says what is wrong with the content
         if self.decoder is None:
             return bytes(content)
-        value = self.decoder.decode_part(name, content, seed=part_seed(seed, name), source=source)
+        outer = None if self._clock is None else self._clock.begin(source)
+        try:
+            value = self.decoder.decode_part(name, content, seed=part_seed(seed, name), source=source)
+        finally:
+            if self._clock is not None and outer is not None:
+                self._clock.end(outer)
         if self._metrics is not None and (route := _route_of(name, value)) is not None:
             self._metrics.count(f"route.{route}")
         return value

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from energon_dali.datasets.stage_clock import StageClock, Work
 from energon_dali.shards.storage.forks import drop_in_child
 
 KEPT_FAILURES = 1000
@@ -35,51 +38,69 @@ class FailureRecord:
     epoch: int = 0
     """The epoch in which it was dropped."""
     kind: str = ""
-    """What failures with one cause share: the stage, the type of the error, and the line that raised it."""
+    """What failures with one cause share: the stage, the type of the error, the line that raised it, and of data that
+    cannot be decoded the reason without its numbers and names."""
     index: int = -1
     """Index of the sample in its whole dataset; -1 if it is not known."""
+    error: str = ""
+    """The class of the error, such as "DecodeError"."""
+    route: str = ""
+    """What decoded, such as "pil" or "screen"; "" for other errors."""
 
 
-_LEAST_SECONDS = 0.001
-"""Time of a stage that is worth being counted: counting takes as long as many a hook does."""
+class WorkReport(NamedTuple):
+    """What a process worked on until now."""
+
+    process: str
+    """What it is, such as "worker 3"."""
+    written: float
+    """When it reported this, by `time.perf_counter`, which all processes of a machine share."""
+    stage: str
+    """The stage that its thread is in; "" outside the pipeline."""
+    since: float
+    """When it entered the stage."""
+    subject: str
+    """What it works on there; "" if it is not known."""
+    seconds: dict[str, float]
+    """Time by stage."""
+    cpu_seconds: dict[str, float]
+    """How much of it the thread computed, by stage."""
+    core_wait_seconds: float
+    """How long the thread waited for a core."""
+    hooks: list[str]
+    """Names of the stages that are hooks of the user's."""
 
 
-class StageClock:
-    """Adds up how long one stage works, and counts it from 1 ms on; a rest below that is never counted.
+class ReportSource(Protocol):
+    """Where other processes report what they work on."""
 
-    Only one thread may use it.
-
-    Args:
-        metrics: Counts the time.
-        stage: Name of the stage.
-        least_seconds: Time that is counted at once.
-    """
-
-    __slots__ = ("_due", "_least", "_metrics", "_seconds", "_stage")
-
-    def __init__(self, metrics: Metrics, stage: str, least_seconds: float) -> None:
-        self._metrics = metrics
-        self._stage = stage
-        self._least = least_seconds
-        self._due = 0.0  # the first time is counted at once, so that statistics name the stage
-        self._seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Adds to the time that the stage worked."""
-        self._seconds += seconds
-        if self._seconds >= self._due:
-            self._metrics.add_time(self._stage, self._seconds)
-            self._due, self._seconds = self._least, 0.0
+    def read_all(self) -> list[WorkReport]:
+        """Returns the last report of each process."""
 
 
 class Metrics:
-    """Counters of one process, for use from several threads. `drain` returns what was added since the last drain."""
+    """Counters of one process, for use from several threads. `drain` returns what was added since the last drain.
 
-    def __init__(self) -> None:
+    Times of stages are not drained: they are read while they grow, see `work_report`.
+
+    Args:
+        process: What the process is, such as "worker 3".
+    """
+
+    def __init__(self, process: str = "the trainer") -> None:
         self.after_fork()
+        self.process_name = process
+        self.work = Work(new_clock=self._new_clock)
+        """What the thread of the pipeline works on. Only one thread at a time runs a pipeline."""
+        self._decoding = Work()
+        """Has one stage, for as long as a decoder that works ahead of that thread has something to do."""
+        self._decoding.cpu_due = math.inf  # it computes in threads of its own
+        self._in_flight = 0
+        self._others: ReportSource | None = None
+        self._earlier: list[WorkReport] = []
+        """The last reports of processes that were ended."""
         drop_in_child(self)
         self._counts: Counter[str] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
         self.kinds: Counter[str] = Counter()
         """How many samples failed, by kind. `failure_kinds` returns a copy, for other threads than those that count."""
@@ -105,14 +126,33 @@ class Metrics:
             self._counts["samples.read"] += samples
             self._counts["bytes.read"] += size_bytes
 
-    def add_time(self, stage: str, seconds: float) -> None:
-        """Adds to the time that a stage worked."""
-        with self._lock:
-            self._seconds[stage] += seconds
-
     def clock(self, stage: str) -> StageClock:
-        """Returns what adds up the times of a stage that works for each sample, in one thread."""
-        return StageClock(self, stage, _LEAST_SECONDS)
+        """Returns what measures a stage of the pipeline."""
+        return self.work.stage(stage)
+
+    def _new_clock(self, work: Work, stage: str) -> StageClock:
+        return StageClock(work, stage)
+
+    def work_report(self) -> WorkReport:
+        """Returns what the thread of the pipeline works on, and the times of its stages until now."""
+        current, seconds, cpu_seconds, waited = self.work.read()
+        seconds.update(self._decoding.read()[1])
+        hooks = self.work.hooks
+        return WorkReport(self.process_name, time.perf_counter(), *current, seconds, cpu_seconds, waited, hooks)
+
+    def read_others(self, others: ReportSource) -> None:
+        """Takes the reports of other processes from now on; those that were read so far have ended.
+
+        Args:
+            others: Where they report.
+        """
+        if self._others is not None:
+            self._earlier += self._others.read_all()
+        self._others = others
+
+    def other_reports(self) -> list[WorkReport]:
+        """Returns what the other processes of the rank report."""
+        return [] if self._others is None else self._others.read_all()
 
     def skip(self, stage: str) -> None:
         """Counts a sample that a stage dropped on purpose."""
@@ -134,6 +174,11 @@ class Metrics:
             self._kinds_here[failure.kind] += 1
             return self._kinds_here[failure.kind]
 
+    def has_room_for(self, kind: str) -> bool:
+        """Returns whether failures of a kind have been counted in this process, or there are few kinds yet."""
+        with self._lock:
+            return kind in self._kinds_here or len(self._kinds_here) < KEPT_EXAMPLES
+
     def note_dropped(self) -> None:
         """Calls `on_dropped`, if it is set.
 
@@ -150,13 +195,26 @@ class Metrics:
         """Notes that a block is ready to be sent; only a trace wants to know."""
 
     def watch(self, name: str, future: Future[Any], count: int) -> None:
-        """Notes how long work takes that has just been started; only a trace wants to know.
+        """Counts the time of work that has just been started and goes on next to the pipeline, but not twice at once.
 
         Args:
             name: What is done, such as "decode".
             future: Is done when the work is.
             count: Number of media.
         """
+        clock = self._decoding.stage(name)
+        with self._lock:
+            if not self._in_flight:
+                clock.begin()
+            self._in_flight += 1
+
+        def end(_: Future[Any]) -> None:
+            with self._lock:
+                self._in_flight -= 1
+                if not self._in_flight:
+                    clock.end(self._decoding.idle)
+
+        future.add_done_callback(end)
 
     def dropped(self) -> Counter[str]:
         """Returns how many samples each stage dropped since the start, drained or not.
@@ -180,16 +238,14 @@ class Metrics:
     def drain(self) -> dict[str, Any] | None:
         """Returns what was added since the last drain as plain values, and clears it; None if nothing was added."""
         with self._lock:
-            if not (self._counts or self._seconds or self._failures):
+            if not (self._counts or self._failures):
                 return None
             record = {
                 "counts": dict(self._counts),
-                "seconds": dict(self._seconds),
                 "failures": [asdict(failure) for failure in self._failures],
                 "kinds": dict(self.kinds),
             }
             self._counts.clear()
-            self._seconds.clear()
             self._failures.clear()
             self.kinds.clear()
             return record
@@ -205,8 +261,6 @@ class Metrics:
             return
         with self._lock:
             self._counts.update(record["counts"])
-            for stage, seconds in record["seconds"].items():
-                self._seconds[stage] += seconds
             for failure in (FailureRecord(**values) for values in record["failures"]):
                 self._failures.append(failure)
                 self._keep_example(failure)
@@ -219,15 +273,33 @@ class Metrics:
         """Returns what was added since the last drain as plain values, without clearing it.
 
         Returns:
-            What `drain` returns, and "examples": the first failure of each kind.
+            What `drain` returns; "examples": the first failure of each kind; "seconds" and "cpu_seconds" by stage,
+            "core_wait_seconds", and "hooks", the names of stages that are hooks of the user's, of all processes that
+            report here.
         """
+        seconds: defaultdict[str, float] = defaultdict(float)
+        cpu_seconds: defaultdict[str, float] = defaultdict(float)
+        waited = 0.0
+        hooks: set[str] = set()
+        for report in (self.work_report(), *self.other_reports(), *self._earlier):
+            if report.stage == "start" and not report.seconds:  # it was launched, and has not reported since then
+                seconds[report.stage] += time.perf_counter() - report.since
+            for stage, amount in report.seconds.items():
+                seconds[stage] += amount
+            for stage, amount in report.cpu_seconds.items():
+                cpu_seconds[stage] += amount
+            waited += report.core_wait_seconds
+            hooks.update(report.hooks)
         with self._lock:
-            counts, seconds, kinds = dict(self._counts), dict(self._seconds), dict(self.kinds)
+            counts, kinds = dict(self._counts), dict(self.kinds)
             failures, examples = list(self._failures), dict(self._examples)
         # Outside the lock, and without asdict's copies: a panel asks for this twice per second.
         return {
             "counts": counts,
-            "seconds": seconds,
+            "seconds": dict(seconds),
+            "cpu_seconds": {stage: min(amount, seconds[stage]) for stage, amount in cpu_seconds.items()},
+            "core_wait_seconds": waited,
+            "hooks": sorted(hooks),
             "failures": [_fields(failure) for failure in failures],
             "kinds": kinds,
             "examples": {kind: _fields(failure) for kind, failure in examples.items()},

@@ -6,7 +6,6 @@ This is part of the datasets, since `iter(dataset)` runs it: a loader adds worke
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -133,6 +132,7 @@ class RankIterator(Iterator[T], Generic[T]):
             )
         self._blocks = blocks
         self.metrics = metrics or Metrics()
+        self._clock = self.metrics.clock("rank")
         self._retries = retries or ReadScope(count=self.metrics.count)
         self._streams = config.streams if worker is None else config.layout.worker_streams(config.rank, worker)
         self._log = DebugLog(config) if config.should_log(1) else None
@@ -223,7 +223,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 self._rewind()
                 continue
             stream = min(running, key=lambda s: (self._counts[s], s))
-            start = time.perf_counter()
+            outer = self._clock.begin()
             depth = context_depth()
             try:
                 config = self._dataset.worker_config
@@ -236,7 +236,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 leave_contexts(depth)
                 raise
             finally:
-                self.metrics.add_time("rank", time.perf_counter() - start)
+                self._clock.end(outer)
             self._counts[stream] += 1
             self._given += 1
             if self._batches is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -303,8 +302,9 @@ class _SourceIterator(StreamIterator[Any]):
                 failure = ReadFailure(of.reader, *of.reader.locate(index), of.name)
                 stages.read.on_failure(raw, failure, epoch=number)
                 continue
-            stages.read.on_success()
-            start = time.perf_counter()
+            if not stages.read.is_sound:
+                stages.read.on_success()
+            outer = self._load_clock.begin(raw)
             try:
                 key = (NAME, raw.index, number) if self._is_only else self._dataset.key_of(source, raw.index, number)
                 if self._places is not None:
@@ -315,8 +315,9 @@ class _SourceIterator(StreamIterator[Any]):
                 stages.loading.on_failure(error, RawFailure(raw, name), epoch=number)
                 continue
             finally:
-                self._load_clock.add(time.perf_counter() - start)
-            stages.loading.on_success()
+                self._load_clock.end(outer)
+            if not stages.loading.is_sound:
+                stages.loading.on_success()
             if self._counters:
                 self._metrics.count(self._counters[source])
             return sample

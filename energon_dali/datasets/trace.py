@@ -11,7 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_dali.datasets.metrics import FailureRecord, Metrics, StageClock
+from energon_dali.datasets.metrics import FailureRecord, Metrics
+from energon_dali.datasets.stage_clock import StageClock, Work, describe_subject
 
 if TYPE_CHECKING:
     from energon_dali.worker_config import WorkerConfig
@@ -57,6 +58,40 @@ class TraceEvent(NamedTuple):
     """What a viewer shows when the event is selected; the values of a counter."""
 
 
+class TracedStageClock(StageClock):
+    """Notes each time in the trace, too.
+
+    Args:
+        work: That of the thread.
+        name: Name of the stage.
+        metrics: Takes the events.
+    """
+
+    __slots__ = ("_metrics", "_running")
+
+    def __init__(self, work: Work, name: str, metrics: TracedMetrics) -> None:
+        super().__init__(work, name)
+        self._metrics = metrics
+        self._running: list[tuple[float, object]] = []
+        """When it began, and on what."""
+
+    def begin(self, subject: object = None) -> StageClock:
+        outer = super().begin(subject)
+        self._running.append((self._work.since, subject))
+        return outer
+
+    def end(self, outer: StageClock) -> None:
+        super().end(outer)
+        ended = self._work.since
+        started, subject = self._running.pop()
+        on = describe_subject(subject)
+        self._metrics.note(self.name, "X", self.name, started, ended - started, {"of": on} if on else None)
+
+    def count_since(self, began: float) -> None:
+        super().count_since(began)
+        self._metrics.note(self.name, "X", self.name, began, self.seconds)
+
+
 class TracedMetrics(Metrics):
     """Metrics of one process that also keep an event for each time that is added, each block and each dropped sample.
 
@@ -67,7 +102,7 @@ class TracedMetrics(Metrics):
     """
 
     def __init__(self, process: str, sort_index: int, sink: Callable[[list[TraceEvent]], None] | None = None) -> None:
-        super().__init__()
+        super().__init__(process)
         self.process = TraceProcess(os.getpid(), process, sort_index)
         """This process."""
         self.sink = sink
@@ -98,12 +133,8 @@ class TracedMetrics(Metrics):
             if len(events) > room:
                 self._counts["trace.dropped"] += len(events) - room
 
-    def add_time(self, stage: str, seconds: float) -> None:
-        self.note(stage, "X", stage, time.perf_counter() - seconds, seconds)
-        super().add_time(stage, seconds)
-
-    def clock(self, stage: str) -> StageClock:
-        return StageClock(self, stage, 0.0)  # each time is an event
+    def _new_clock(self, work: Work, stage: str) -> StageClock:
+        return TracedStageClock(work, stage, self)
 
     def skip(self, stage: str) -> None:
         self.note("dropped samples", "i", f"skipped by {stage}", time.perf_counter())
@@ -122,6 +153,7 @@ class TracedMetrics(Metrics):
         self.note("blocks", "X", "block", self._block_started, time.perf_counter() - self._block_started, arguments)
 
     def watch(self, name: str, future: Future[Any], count: int) -> None:
+        super().watch(name, future, count)
         started = time.perf_counter()
         number = f"{self.process.pid}.{next(_NUMBERS)}"
 
@@ -138,7 +170,7 @@ class TracedMetrics(Metrics):
             events, self._events = self._events, deque()
         if not events:
             return record
-        record = record or {"counts": {}, "seconds": {}, "failures": [], "kinds": {}}
+        record = record or {"counts": {}, "failures": [], "kinds": {}}
         return {**record, "events": list(events)}
 
     def merge(self, record: dict[str, Any] | None, *, again: bool = False) -> None:
@@ -156,5 +188,5 @@ def child_metrics(config: WorkerConfig, name: str, sort_index: int) -> Metrics:
         sort_index: Where the trace shows it.
     """
     if config.trace_path is None:
-        return Metrics()
+        return Metrics(name)
     return TracedMetrics(f"rank {config.rank}: {name}", sort_index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -269,6 +268,7 @@ class _DecodeIterator(StreamIterator[Any]):
         self._blocks_ahead = dataset.blocks_ahead
         self._policy = FailurePolicy("decode", dataset.failure_tolerance, context, dataset.worker_config)
         self._metrics = context.metrics
+        self._clock = context.metrics.clock("wait for decode")
         self._ahead: deque[_Running] = deque()
         self._block: Block | None = None
         self._outcomes: list[Outcome] = []
@@ -312,9 +312,11 @@ class _DecodeIterator(StreamIterator[Any]):
         ):
             self._ahead.append(self._start(self._blocks.next_block()))
         running = self._ahead.popleft()
-        start = time.perf_counter()
-        self._outcomes = running.future.result() if running.future is not None else []
-        self._metrics.add_time("wait for decode", time.perf_counter() - start)
+        outer = self._clock.begin()
+        try:
+            self._outcomes = running.future.result() if running.future is not None else []
+        finally:
+            self._clock.end(outer)
         count_routes(self._metrics, self._outcomes)
         self._block, self._handle_counts = running.block, running.handle_counts
         self._next = self._next_outcome = 0

@@ -22,9 +22,21 @@ from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.transfer import attributes_of
 
 Placement = Literal["worker", "rank"]
-Route = Literal["dali-gpu", "dali-host", "dali-cpu", "pil", "pyav", "fallback", "failed"]
+Route = Literal[
+    "dali-gpu",
+    "dali-host",
+    "dali-cpu",
+    "torchcodec-gpu",
+    "torchcodec-cpu",
+    "pynvvideocodec",
+    "pil",
+    "pyav",
+    "fallback",
+    "failed",
+]
 """The decoder that produced a value: DALI's codecs on a GPU; DALI's CPU threads in a GPU pipeline; DALI on the CPU;
-PIL; PyAV; PIL or PyAV after DALI failed on the file; none."""
+torchcodec on a GPU, or on the CPU; PyNvVideoCodec; PIL; PyAV; PIL or PyAV after another decoder failed on the file;
+none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +174,25 @@ class Decoder(ABC):
     decodes_late = False
     """Whether workers keep media as handles until the hooks before decoding ran, and then decode them themselves. Only
     for placement "worker"."""
+
+    @property
+    def finishes_in_worker(self) -> bool:
+        """Whether workers call `finish_in_worker` with handles after the hooks before decoding ran. For "rank"."""
+        return False
+
+    def finish_in_worker(self, handle: MediaHandle, *, decodes: bool = True) -> MediaHandle:
+        """Returns a handle as it travels to the rank: decoded, if the rank would decode it on its few CPU threads.
+
+        Never raises because of bad data, which the rank then reports.
+
+        Args:
+            handle: The handle.
+            decodes: Whether it may be decoded; otherwise what decides about it is only looked up.
+        """
+        return handle
+
+    def prepare_workers(self) -> None:  # noqa: B027
+        """Looks up, in the rank's process, what workers must not: what a GPU decodes. Called before they start."""
 
     trusts_pickles = False
     """Whether pickled parts are unpickled, which runs code that the dataset brings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,22 @@ def _audio_ranges(handle: ClipsHandle) -> list[tuple[float, float]]:
     return [(start, start + handle.spec.audio_seconds) for start in handle.starts.tolist()]
 
 
+def decode_and_render(handle: ClipsHandle, file: MediaFile | None = None) -> Clips | VideoInput:
+    """Returns the clips of a file, or what their front end makes of them, decoded in the calling thread.
+
+    Args:
+        handle: The file, with its frames chosen.
+        file: The same file, if it is already open; it is closed.
+
+    Raises:
+        DecodeError: The data cannot be decoded, or not within the limits, or the front end refuses it.
+    """
+    if handle.decoded is not None:
+        return handle.decoded
+    clips = decode_clips(handle, file)
+    return clips if handle.spec.front_end is None else render_video(handle, clips)
+
+
 def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
     """Returns the clips of a file, decoded in the calling thread; with a front end they are not rendered.
 
@@ -146,8 +163,6 @@ def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
     Raises:
         DecodeError: The data cannot be decoded, or not within the limits.
     """
-    if handle.decoded is not None:
-        return handle.decoded
     with file or MediaFile(handle.data, limits=handle.limits) as opened:
         clips = decode_audio_of_clips(handle, opened)
         if handle.frame_indices.size:
@@ -181,6 +196,8 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
     Raises:
         DecodeError: The audio cannot be decoded.
     """
+    if handle.sound is not None:
+        return replace(handle.sound)
     wanted = handle.spec.clip_audio
     if wanted is None:
         return Clips(None, None)
@@ -255,18 +272,15 @@ def decode_by_pyav(handle: ClipsHandle, bring: Callable[[Any], Any] | None = Non
         handle: The file, with its frames chosen.
         bring: Moves the frames to their device; None leaves them on the CPU.
     """
-    value: Clips | VideoInput
     try:
-        value = clips = decode_clips(handle)
-        if handle.spec.front_end is not None:
-            value = render_video(handle, clips)
+        value = decode_and_render(handle)
     except DecodeError as error:
         return DecodeFailure(error.reason, error.format or handle.format, error.route or ROUTE, handle.source)
     if bring is not None and isinstance(value, VideoInput):
         value = bring(value)
-    elif bring is not None and clips.frames is not None:
-        clips.frames = bring(clips.frames)
-    return Decoded(value, ROUTE)
+    elif bring is not None and isinstance(value, Clips) and value.frames is not None:
+        value.frames = bring(value.frames)
+    return Decoded(value, ROUTE if handle.decoded is None else handle.decoded_by)
 
 
 def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 
 from energon_dali.datasets.base import SavableDataset, walk
 from energon_dali.datasets.debug_log import keys_of
+from energon_dali.datasets.hooks import is_of_user
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.source import SourceDataset
@@ -59,6 +60,7 @@ def bench(
     *,
     seconds: float = 3.0,
     report: Callable[[Any], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> BenchResult:
     """Measures a dataset: its stages alone in this process, and the whole loader in each setting.
 
@@ -69,6 +71,7 @@ def bench(
         settings: What to measure the whole loader with, at least one.
         seconds: How long each measurement lasts, after it has started up.
         report: Called with each StageRate and LoaderRate as it is there; None reports nothing.
+        progress: Called with a line that says what is measured next; None says nothing.
 
     Raises:
         ConfigError: There is no setting, or the dataset cannot be opened with one.
@@ -76,18 +79,25 @@ def bench(
     """
     if not settings:
         raise ConfigError("bench was given no settings: give at least one Setting.")
-    tell = report or (lambda _: None)
+    tell, begin = report or _nothing, progress or _nothing
+    begin("opening the dataset")
     dataset = open_dataset(settings[0])
     stages = []
+    begin("measuring the stages alone")
     for stage in measure_stages(dataset, decoder_of(dataset), seconds):
         tell(stage)
         stages.append(stage)
     loaders = []
-    for setting in settings:
+    for number, setting in enumerate(settings, start=1):
+        begin(f"measuring {setting} ({number} of {len(settings)})")
         loader = measure_loader(open_dataset, setting, seconds)
         tell(loader)
         loaders.append(loader)
     return BenchResult(tuple(stages), tuple(loaders), tuple(advise(stages, loaders)))
+
+
+def _nothing(_: Any) -> None:
+    """Takes what nobody wants to know."""
 
 
 def decoder_of(dataset: SavableDataset[Any]) -> Decoder | None:
@@ -121,15 +131,16 @@ def measure_loader(open_dataset: OpenDataset, setting: Setting, seconds: float) 
             for _ in itertools.islice(batches, ahead):
                 if time.perf_counter() > warm_until:
                     break
-            meter = CpuMeter()
+            meter, before = CpuMeter(), loader.stats()
             started, samples = time.perf_counter(), 0
             while time.perf_counter() - started < seconds or not samples:
                 samples += num_samples(next(batches))
             elapsed = time.perf_counter() - started
-            cpu = meter.read()
+            cpu, after = meter.read(), loader.stats()
         except EnergonDaliError as error:
             return LoaderRate(setting, 0, 0.0, 0.0, problem=f"{type(error).__name__}: {error}")
-        return LoaderRate(setting, samples, elapsed, first, dict(loader.stats().stage_seconds), cpu)
+        did = after.since(before)
+        return LoaderRate(setting, samples, elapsed, first, dict(did.stage_seconds), cpu, did)
 
 
 def _endless(loader: BasicDataLoader[Any]) -> Iterator[Any]:
@@ -190,7 +201,8 @@ def measure_stages(dataset: SavableDataset[Any], decoder: Decoder | None, second
             if not isinstance(whole, Exception):
                 loaded.setdefault(source, {})[raw.shard_index, raw.sample_index] = sample if pre else whole
     yield StageRate("decoding", count, spent)
-    yield _measure_hooks(dataset, loaded, seconds, has_decoding=pre)
+    rest = _measure_hooks(dataset, loaded, seconds, has_decoding=pre)
+    yield rest if _has_hooks(dataset) else replace(rest, name="batching")
 
 
 def _decode(source: Source, raws: list[RawSample], decoder: Decoder | None) -> tuple[list[Any], list[Any]]:
@@ -207,6 +219,13 @@ def _decode(source: Source, raws: list[RawSample], decoder: Decoder | None) -> t
     # Copies, because decoding puts the pixels into the sample.
     good = iter(decode_elements(decoder, [copy.copy(one) for one in made if not isinstance(one, Exception)]))
     return made, [sample if isinstance(sample, Exception) else next(good) for sample in made]
+
+
+def _has_hooks(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a tree calls hooks of the user's."""
+    names = ("map_fn", "hook", "iter_map_fn")
+    functions = (getattr(one, name, None) for one in walk(dataset) for name in names)
+    return any(function is not None and is_of_user(function) for function in functions)
 
 
 def _hooks_see_handles(dataset: SavableDataset[Any]) -> bool:

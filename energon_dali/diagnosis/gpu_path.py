@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from energon_dali.decode.dali.runtime.device import MENDED_BY
-from energon_dali.decode.dali.video.nvdec import LIBRARY as NVDEC
-from energon_dali.decode.dali.video.nvdec import REMEDY
+from energon_dali.decode.video_backends.nvdec import LIBRARY as NVDEC
+from energon_dali.decode.video_backends.nvdec import REMEDY
 from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of, trial_check
 from energon_dali.diagnosis.host import Check, Host, Need
 

@@ -261,7 +261,7 @@ def jpeg_engine(library: str) -> dict[str, Any]:
 
 def nvdec() -> dict[str, Any]:
     """Returns what the current GPU decodes: the largest frames by codec, the number of engines, and what keeps it."""
-    from energon_dali.decode.dali.video.nvdec import ask_nvdec
+    from energon_dali.decode.video_backends.nvdec import ask_nvdec
 
     answer = ask_nvdec(0)
     return {

@@ -8,6 +8,7 @@ what to change.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,9 @@ from typing import Any, Literal, get_args
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, options_of
 from energon_dali.errors import ConfigError
+from energon_dali.loader.advice import Diagnosis, diagnose
+from energon_dali.loader.host_memory import memory_left
+from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.worker_config import AUTO_STREAMS_PER_RANK
 
 DecoderName = Literal["own", "pil", "dali-cpu", "dali-gpu"]
@@ -149,7 +153,7 @@ class StageRate:
     """How fast one stage works alone, in one process."""
 
     name: str
-    """"reading", "decoding" or "hooks"."""
+    """"reading", "decoding" or "hooks"; "batching" for the last without hooks of the user's."""
     samples: int
     """Samples that were measured."""
     seconds: float
@@ -186,6 +190,8 @@ class LoaderRate:
     """Time at work per stage, summed over all processes, since the start."""
     cpu: CpuUse | None = None
     """CPU time of the measured time."""
+    statistics: LoaderStatistics | None = None
+    """What the loader did in the measured time."""
     problem: str = ""
     """Why it could not be measured; "" if it was."""
 
@@ -201,13 +207,23 @@ class LoaderRate:
 
     @property
     def idle_samples_per_second(self) -> float:
-        """Samples per second that CPU time alone allows on a machine that does nothing else.
+        """An estimate of the samples per second on a machine that does nothing else.
 
-        The busiest thread and all cores together are the limits. Waits for storage are not counted.
+        The busiest thread and all cores together are the limits, and what the loader waits for other than a core.
         """
         if self.cpu is None or not self.samples or not self.cpu.own_seconds:
             return self.samples_per_second
-        return self.samples / max(self.cpu.busiest_seconds, self.cpu.own_seconds / usable_cores())
+        waits = 0.0
+        if self.statistics is not None:
+            waits = self.seconds - self.statistics.core_wait_seconds / (1 + self.setting.num_workers)
+        return self.samples / max(self.cpu.busiest_seconds, self.cpu.own_seconds / usable_cores(), waits)
+
+    def diagnosis(self) -> Diagnosis | None:
+        """Returns what limits the loader in this setting; None if it was not measured."""
+        if self.statistics is None:
+            return None
+        workers = self.setting.num_workers
+        return diagnose(self.statistics, num_workers=workers, cores=usable_cores(), memory=memory_left(), trains=False)
 
 
 def usable_cores() -> int:
@@ -215,23 +231,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-_LARGE = 0.5
-"""Share of the work from which on one stage is said to take most of it."""
 _BETTER = 1.05
 """Ratio from which on a setting counts as faster."""
 _DISTURBED = 0.2
 """Share of the cores that other processes keep busy from which on the clock says little."""
-_BUSY = 0.6
-"""Share of what all cores could do alone below which a loader waits for something else."""
-
-_CHANGES = {
-    "reading": "Reading takes most of it: put the data on a faster disk, read remote data with more read_ahead_bytes "
-    "or a shard_cache, and drop parts that no field needs with part_filter.",
-    "decoding": "Decoding takes most of it: store images in the size that the model sees, resize inside the decoder "
-    "(operations=[Resize(...)]), and choose fewer frames of videos.",
-    "hooks": "Your hooks take most of it: look for the slowest stage below, move work into preencode_sample or the "
-    "decoder's operations, and tokenise or resize when the dataset is made.",
-}
+_SCALES = 1.2
+"""Ratio from which on storage delivers more if more workers ask for it, so that its latency is the limit."""
 
 
 def advise(stages: Sequence[StageRate], loaders: Sequence[LoaderRate]) -> Iterator[str]:
@@ -244,10 +249,7 @@ def advise(stages: Sequence[StageRate], loaders: Sequence[LoaderRate]) -> Iterat
     work = sum(stage.seconds_per_sample for stage in stages)
     if work:
         shares = ", ".join(f"{stage.name} {stage.seconds_per_sample / work:.0%}" for stage in stages if stage.samples)
-        yield f"Work per sample in one process: {work * 1e3:.2f} ms ({shares})."
-        largest = max(stages, key=lambda stage: stage.seconds_per_sample)
-        if largest.seconds_per_sample > _LARGE * work:
-            yield _CHANGES[largest.name]
+        yield f"Time per sample in one process, each alone: {work * 1e3:.2f} ms ({shares})."
     measured = [one for one in loaders if not one.problem]
     for failed in (one for one in loaders if one.problem):
         yield f"{failed.setting} could not run: {failed.problem}"
@@ -259,25 +261,41 @@ def advise(stages: Sequence[StageRate], loaders: Sequence[LoaderRate]) -> Iterat
         ratio = best.samples_per_second / first.samples_per_second
         if ratio > _BETTER:
             yield f"Fastest: {best.setting}, {ratio:.2f} times as fast as {first.setting}."
-    if best.setting.num_workers == 0:
+    if best.setting.num_workers == 0 and len(measured) > 1:
         yield "Without workers it is fastest: sending samples between processes takes longer than making them."
+    yield from explain(best, measured)
     slowest = sorted(best.stage_seconds.items(), key=lambda pair: -pair[1])[:4]
     if slowest:
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
-        yield f"Time at work in the fastest setting, over all processes: {shown}."
-    cores = usable_cores()
+        yield f"Time of the stages in the fastest setting, over all processes: {shown}."
     disturbed = max((one.other_cores for one in measured), default=0.0)
-    if disturbed > _DISTURBED * cores:
+    if disturbed > _DISTURBED * usable_cores():
         yield (
-            f"Other processes kept up to {disturbed:.1f} cores busy, so these rates say little. By CPU time alone, "
-            + ", ".join(f"{one.setting} would deliver {one.idle_samples_per_second:,.1f} samples/s" for one in measured)
+            f"Other processes kept up to {disturbed:.1f} cores busy. Estimates without them: "
+            + ", ".join(f"{one.setting} {one.idle_samples_per_second:,.1f} samples/s" for one in measured)
             + "."
         )
-    if work and best.samples_per_second * work < _BUSY * cores:
-        busy = best.samples_per_second * work / cores
-        yield (
-            f"The fastest setting keeps {cores} cores busy to {busy:.0%} with this work: it waits for storage, for a "
-            "single busy process, or the machine has other work. More workers help only if cores are idle."
-        )
-    elif work and best.setting.num_workers:
-        yield f"The fastest setting keeps all {cores} cores busy: only less work per sample, or more cores, helps."
+
+
+def explain(best: LoaderRate, measured: Sequence[LoaderRate]) -> Iterator[str]:
+    """Yields what limits the fastest setting, and what to change.
+
+    Args:
+        best: The fastest setting.
+        measured: All settings that ran.
+    """
+    found = best.diagnosis()
+    if found is None:
+        return
+    yield str(found)
+    if found.cause == "storage":
+        same = [one for one in measured if one.setting.decoder == best.setting.decoder and one.setting.num_workers]
+        few, many = (pick(same, key=lambda one: one.setting.num_workers, default=best) for pick in (min, max))
+        workers = f"{many.setting.num_workers} workers read"
+        if few is many or not few.samples_per_second:
+            return
+        ratio = many.samples_per_second / few.samples_per_second
+        if ratio > _SCALES * math.sqrt(many.setting.num_workers / few.setting.num_workers) / math.sqrt(2):
+            yield f"Its latency is the limit: {workers} {ratio:.1f} times as fast as {few.setting.num_workers}."
+        else:
+            yield f"Its bandwidth is the limit: {workers} only {ratio:.1f} times as fast as {few.setting.num_workers}."

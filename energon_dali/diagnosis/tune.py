@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from energon_dali.diagnosis.bench import OpenDataset, measure_loader
-from energon_dali.diagnosis.rates import DecoderName, LoaderRate, Setting, usable_cores
+from energon_dali.diagnosis.rates import DecoderName, LoaderRate, Setting, explain, usable_cores
 from energon_dali.errors import ConfigError
 from energon_dali.plan.layout import divisors
 from energon_dali.shards.storage.atomic_file import write_atomically
@@ -34,11 +34,15 @@ class TuneResult:
     setting: Setting
     """The setting to use."""
     samples_per_second: float
-    """Its rate: the median of its measurements."""
+    """Its rate by the clock: the median of its measurements."""
     is_estimate: bool
-    """Whether other processes kept the machine busy, so that the rates follow from CPU times instead of the clock."""
+    """Whether other processes kept the machine busy, so that it was chosen by the estimates instead of the rates."""
     rates: dict[Setting, float]
-    """The rate of each setting that was measured; 0 for those that could not run."""
+    """The rate by the clock of each setting that was measured; 0 for those that could not run."""
+    estimates: dict[Setting, float]
+    """The same without other processes, estimated from CPU time and waits."""
+    advice: tuple[str, ...]
+    """What limits the setting, and what to change, in sentences."""
     num_streams: int
     """Streams per rank, which fix the order of samples for every number of workers that divides them."""
     seconds: float
@@ -51,10 +55,17 @@ class TuneResult:
             "num_streams_per_rank": self.num_streams,
             "samples_per_second": round(self.samples_per_second, 1),
             "is_estimate": self.is_estimate,
+            "estimated_samples_per_second": round(self.estimates[self.setting], 1),
             "seconds": round(self.seconds, 1),
             "measured": [
-                {**setting.as_dict(), "samples_per_second": round(rate, 1)} for setting, rate in self.rates.items()
+                {
+                    **setting.as_dict(),
+                    "samples_per_second": round(rate, 1),
+                    "estimated_samples_per_second": round(self.estimates[setting], 1),
+                }
+                for setting, rate in self.rates.items()
             ],
+            "advice": list(self.advice),
         }
 
     def write(self, path: Path) -> None:
@@ -85,20 +96,22 @@ def tune(
     seconds: float = 60.0,
     most_workers: int | None = None,
     report: Callable[[LoaderRate], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> TuneResult:
     """Returns the fastest setting: measures all decoders and numbers of workers briefly, then the best ones longer.
 
     The order of samples is that of `num_streams` for all settings, so the choice changes no batch. Settings that are
     within 3 % of the fastest count as equal, and the one with fewest workers and least prefetch is taken. Where other
-    processes keep the machine busy, rates are estimated from CPU time: what the settings would deliver without them.
+    processes keep the machine busy, settings are compared by estimates of what they would deliver without them.
 
     Args:
         open_dataset: Returns the dataset for a setting, with `num_streams` streams on this rank.
         decoders: What to try as decoder, from `usable_decoders`.
         num_streams: Streams of this rank.
         seconds: About how long it may take; at least 5. A measurement that has begun is finished.
-        most_workers: Most workers to try; None is twice the number of cores.
+        most_workers: Most workers to try; None is twice the number of cores, and more where they sleep or wait.
         report: Called with each measurement.
+        progress: Called with a line that says what is measured next; None says nothing.
 
     Raises:
         ConfigError: No setting could run, or an argument is out of range.
@@ -107,7 +120,7 @@ def tune(
     if not seconds >= 5:
         raise ConfigError(f"seconds={seconds!r} is too short to compare settings: give at least 5.")
     begun = time.monotonic()
-    search = _Search(open_dataset, report or (lambda _: None))
+    search = _Search(open_dataset, report or _nothing, progress or _nothing, begun + seconds)
     # What is most likely to be fast comes first, and every decoder early, in case that time runs out.
     counts = sorted(worker_counts(num_streams, most_workers), key=lambda count: abs(count - usable_cores()))
     first = [Setting(count, 2, decoder) for count in counts for decoder in decoders]
@@ -117,6 +130,12 @@ def tune(
         if time.monotonic() - begun > 0.6 * seconds and search.best is not None:
             break
         search.measure(setting, brief)
+    if most_workers is None:
+        for count in (count for count in divisors(num_streams) if count > max(counts)):
+            if not search.wants_more_workers or time.monotonic() - begun > 0.7 * seconds:
+                break
+            assert search.best is not None
+            search.measure(replace(search.best, num_workers=count), brief)
     leader = search.best
     if leader is None:
         raise ConfigError("No setting could run:\n" + "\n".join(dict.fromkeys(search.problems)))
@@ -132,20 +151,43 @@ def tune(
         for setting in finalists:
             search.measure(setting, longer)
     chosen = search.choose(finalists)
-    rates = search.rates()
-    return TuneResult(chosen, rates[chosen], search.is_disturbed, rates, num_streams, time.monotonic() - begun)
+    rates = search.rates(by_estimates=False)
+    return TuneResult(
+        setting=chosen,
+        samples_per_second=rates[chosen],
+        is_estimate=search.is_disturbed,
+        rates=rates,
+        estimates=search.rates(by_estimates=True),
+        advice=search.explain(chosen),
+        num_streams=num_streams,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _nothing(_: Any) -> None:
+    """Takes what nobody wants to know."""
 
 
 class _Search:
     """The measurements so far."""
 
-    def __init__(self, open_dataset: OpenDataset, report: Callable[[LoaderRate], None]) -> None:
+    def __init__(
+        self,
+        open_dataset: OpenDataset,
+        report: Callable[[LoaderRate], None],
+        progress: Callable[[str], None],
+        end: float,
+    ) -> None:
         self._open = open_dataset
         self._report = report
+        self._progress = progress
+        self._end = end
         self._found: dict[Setting, list[LoaderRate]] = {}
         self.problems: list[str] = []
 
     def measure(self, setting: Setting, seconds: float) -> None:
+        left = max(0.0, self._end - time.monotonic())
+        self._progress(f"measuring {setting} (about {left:.0f} s left)")
         rate = measure_loader(self._open, setting, seconds)
         self._found.setdefault(setting, []).append(rate)
         if rate.problem:
@@ -158,13 +200,31 @@ class _Search:
         loads = [one.other_cores for found in self._found.values() for one in found if not one.problem]
         return bool(loads) and median(loads) > _DISTURBED * usable_cores()
 
-    def rates(self) -> dict[Setting, float]:
-        """Returns the rate of each setting: by the clock, or by CPU time where the clock measures other processes."""
-        by_cpu = self.is_disturbed
+    def rates(self, *, by_estimates: bool | None = None) -> dict[Setting, float]:
+        """Returns the rate of each setting.
+
+        Args:
+            by_estimates: Whether it is estimated what it would be without other processes; None if the clock measures
+                mostly those.
+        """
+        estimated = self.is_disturbed if by_estimates is None else by_estimates
         return {
-            setting: median(one.idle_samples_per_second if by_cpu else one.samples_per_second for one in found)
+            setting: median(one.idle_samples_per_second if estimated else one.samples_per_second for one in found)
             for setting, found in self._found.items()
         }
+
+    @property
+    def wants_more_workers(self) -> bool:
+        """Whether the fastest setting has most workers, and more would help by its diagnosis."""
+        best = self.best
+        if best is None or best.num_workers < max(setting.num_workers for setting in self._found):
+            return False
+        diagnosis = self._found[best][-1].diagnosis()
+        return diagnosis is not None and diagnosis.more_workers
+
+    def explain(self, chosen: Setting) -> tuple[str, ...]:
+        """Returns what limits a setting, and what to change, in sentences."""
+        return tuple(explain(self._found[chosen][-1], [found[-1] for found in self._found.values()]))
 
     @property
     def best(self) -> Setting | None:

@@ -62,12 +62,15 @@ class LoaderScalars:
         self._before: dict[str, LoaderStatistics] = {}
 
     def read(self) -> dict[str, float]:
-        """Returns the numbers of the time since the last call, see `scalars_between`; none before the first batch."""
+        """Returns the numbers of the time since the last call, see `scalars_between`.
+
+        There are none of a loader that was not asked for a batch since then.
+        """
         scalars: dict[str, float] = {}
         for name, loader in self._loaders:
             now = loader.stats()
             before = self._before.get(name, _NOTHING)
-            if now.batches == before.batches:
+            if now.batches == before.batches and not now.waiting_seconds:
                 continue
             self._before[name] = now
             prefix = "loader" if self._is_one else f"loader_{name}"
@@ -75,6 +78,4 @@ class LoaderScalars:
         return scalars
 
 
-_NOTHING = LoaderStatistics(
-    batches=0, elapsed_seconds=0.0, blocked_seconds=0.0, first_batch_seconds=None, queue_occupancy=None
-)
+_NOTHING = LoaderStatistics(batches=0, elapsed_seconds=0.0, blocked_seconds=0.0, first_batch_seconds=None)

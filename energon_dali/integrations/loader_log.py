@@ -45,7 +45,7 @@ class LoaderLog:
             self.write(step)
 
     def write(self, step: int) -> None:
-        """Writes the statistics now; nothing if no batch arrived since the last time.
+        """Writes the statistics now; nothing if no batch was asked for since the last time.
 
         Args:
             step: Number of the training step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -19,26 +20,34 @@ from rich.text import Text
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.integrations import LoaderReferences, Loaders
+from energon_dali.loader.advice import diagnose
+from energon_dali.loader.host_memory import memory_left
 from energon_dali.loader.processes.fork_safety import without_forks
 from energon_dali.loader.statistics import LoaderStatistics
 
 _WINDOW_SECONDS = 10.0
 """Time that the rates of the panel are means of."""
-_BAR_WIDTH = 24
+_SHORT_WAIT_SECONDS = 1.0
+"""Waits below this are not worth a word while batches arrive."""
 _MANY_STAGES = 12
-_CONTAINERS = ("rank", "wait for decode")
-"""Stages whose time is that of others, or a wait."""
+_WAITS_SHARE = 0.25
+"""Share of the time that a trainer waits from which on the panel says what to change."""
+_MOST_TEXT = 240
+_NOTEBOOK_WIDTH = 100
+_NOTEBOOK_HTML = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
+_WAITS = "wait for "
+"""How the names of stages begin in which a process waits for another."""
 
 
 @explain_call
 class LoaderPanel:
     """A live panel with the statistics of loaders, for a `with` block around a training.
 
-    It shows how long the trainer waits, batches per second, how full the queue is, how many processes work on each
-    stage, decode routes, bytes read, shares of blends, and samples that were skipped or failed. Rates are those of the
-    last ten seconds. If the console is neither a terminal nor a notebook, such as the log of a cluster, it prints a
-    line now and then instead. A thread of its own draws it, twice per second by default. It does not keep loaders
-    alive.
+    It shows how long the trainer waits and for what, batches per second, how many processes are in each stage and
+    whether they compute, decode routes, bytes read, shares of blends, and samples that were skipped or failed. Rates
+    are those of the last ten seconds. If the console is neither a terminal nor a notebook, such as the log of a
+    cluster, it prints a line now and then instead. A thread of its own draws it, twice per second by default. It does
+    not keep loaders alive.
 
     Args:
         loaders: A loader, which is called "train"; or a dict of loaders by name.
@@ -75,7 +84,10 @@ class LoaderPanel:
         if self._thread is not None:
             return
         draw, seconds = self._print_lines, self._line_seconds
-        if self._console.is_terminal or self._console.is_jupyter:
+        if self._console.is_jupyter:
+            draw, seconds = _NotebookOutput(self.render).draw, self._refresh_seconds
+            draw()
+        elif self._console.is_terminal:
             self._live = Live(console=self._console, get_renderable=self.render, auto_refresh=False)
             self._live.start(refresh=True)
             draw, seconds = self._live.refresh, self._refresh_seconds
@@ -100,25 +112,29 @@ class LoaderPanel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self) -> list[tuple[str, int, LoaderStatistics, LoaderStatistics]]:
-        """Returns (name, rank, statistics since the start, statistics of the last seconds) of each loader."""
+    def _read(self) -> list[tuple[str, int, LoaderStatistics, LoaderStatistics, str]]:
+        """Returns (name, rank, statistics since the start, those of the last seconds, advice) of each loader."""
         rows = []
         for name, loader in self._loaders:
-            total = loader.stats()
-            rows.append((name, loader.worker_config.rank, total, self._histories[name].recent(total)))
+            total, config = loader.stats(), loader.worker_config
+            recent = self._histories[name].recent(total)
+            rows.append((name, config.rank, total, recent, _advice(recent, config.num_workers)))
         return rows
 
     def render(self) -> RenderableType:
         """Returns the panel as it is now, for rich."""
         panels = [
-            Panel(_body(total, recent), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
-            for name, rank, total, recent in self._read()
+            Panel(_Body(total, recent, advice), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
+            for name, rank, total, recent, advice in self._read()
         ]
         return Group(*panels)
 
     def lines(self) -> list[str]:
         """Returns one line per loader: what is printed where there is no terminal."""
-        return [_line(name, rank, total, recent) for name, rank, total, recent in self._read()]
+        return [
+            " ".join(filter(None, [_line(name, rank, total, recent), advice]))
+            for name, rank, total, recent, advice in self._read()
+        ]
 
     def _run(self, draw: Callable[[], None], seconds: float) -> None:
         """Thread body."""
@@ -131,6 +147,30 @@ class LoaderPanel:
     def _print_lines(self) -> None:
         for line in self.lines():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class _NotebookOutput:
+    """The panel as an output of a notebook's cell, which is replaced each time. It needs no ipywidgets.
+
+    Args:
+        render: Returns the panel.
+    """
+
+    def __init__(self, render: Callable[[], RenderableType]) -> None:
+        self._render = render
+        self._handle: Any = None
+
+    def draw(self) -> None:
+        """Shows the panel as it is now."""
+        from IPython.display import HTML, display  # type: ignore[import-not-found]
+
+        page = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False)
+        page.print(self._render())
+        output = HTML(page.export_html(inline_styles=True, code_format=_NOTEBOOK_HTML))
+        if self._handle is None:
+            self._handle = display(output, display_id=True)
+        else:
+            self._handle.update(output)
 
 
 class _History:
@@ -151,14 +191,15 @@ class _History:
 
 
 def _line(name: str, rank: int, total: LoaderStatistics, recent: LoaderStatistics) -> str:
-    parts = [
-        f"{total.batches:,} batches in {duration(total.elapsed_seconds)}",
-        f"{recent.batches_per_second:.1f}/s",
-        f"trainer blocked {recent.blocked_share:.0%} (in all {total.blocked_share:.0%})",
-    ]
-    if recent.queue_occupancy is not None:
-        parts.append(f"queue {recent.queue_occupancy:.0%} full")
-    stages = [row for row in recent.stage_seconds.items() if row[0] not in _CONTAINERS]
+    parts = [f"{total.batches:,} batches in {duration(total.elapsed_seconds)}"]
+    wait = _wait(total, recent)
+    if wait:
+        parts.insert(0, wait)
+    if recent.batches:
+        parts.append(f"{recent.batches_per_second:.1f}/s")
+    if total.batches:
+        parts.append(f"trainer blocked {recent.blocked_share:.0%} (in all {total.blocked_share:.0%})")
+    stages = [row for row in recent.stage_seconds.items() if not row[0].startswith(_WAITS)]
     busiest = max(stages, key=lambda row: row[1], default=None)
     if busiest is not None and recent.elapsed_seconds > 0:
         parts.append(f"most time in {busiest[0]} ({busiest[1] / recent.elapsed_seconds:.1f} processes)")
@@ -166,66 +207,136 @@ def _line(name: str, rank: int, total: LoaderStatistics, recent: LoaderStatistic
     return f"{name}, rank {rank}: {', '.join(parts)}"
 
 
+def _advice(recent: LoaderStatistics, num_workers: int) -> str:
+    """Returns what limits a loader whose trainer waits, and what to change; "" for one whose trainer does not wait."""
+    if not recent.batches or recent.blocked_share < _WAITS_SHARE:
+        return ""
+    found = diagnose(recent, num_workers=num_workers, memory=memory_left())
+    return "" if found.cause in ("nothing", "trainer", "start") else str(found)
+
+
+def _wait(total: LoaderStatistics, recent: LoaderStatistics) -> str:
+    """Returns how long the trainer has been waiting, and for what; "" if that is not worth a word."""
+    waiting = total.waiting_seconds
+    if waiting < _SHORT_WAIT_SECONDS and (recent.batches or not waiting):
+        return ""
+    what = "a batch" if total.batches else "the first batch"
+    return f"waiting {_seconds(waiting)} for {what}: {total.waiting_for}"
+
+
 def _dropped(statistics: LoaderStatistics) -> list[tuple[str, int]]:
     counts = statistics.counts
     return [(what, counts[f"samples.{what}"]) for what in ("skipped", "failed") if counts.get(f"samples.{what}")]
 
 
-def _body(total: LoaderStatistics, recent: LoaderStatistics) -> RenderableType:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim", overflow="ellipsis", no_wrap=True)
+class _Body:
+    """What a panel shows of a loader, for the width that there is.
+
+    Args:
+        total: Statistics since the start.
+        recent: Those of the last seconds.
+        advice: What limits it, and what to change; "" for nothing.
+    """
+
+    def __init__(self, total: LoaderStatistics, recent: LoaderStatistics, advice: str) -> None:
+        self._total = total
+        self._recent = recent
+        self._advice = advice
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wait = _wait(self._total, self._recent)
+        if wait:
+            yield Text(wait, style="bold red")
+        yield _table(self._total, self._recent, _bar_width(options.max_width))
+        if self._advice:
+            yield Text(self._advice, style="yellow")
+
+
+def _bar_width(width: int) -> int:
+    """Returns the width of the bars in a panel; 0 where there is no room for any."""
+    return 24 if width >= 100 else 10 if width >= 70 else 0
+
+
+def _table(total: LoaderStatistics, recent: LoaderStatistics, bar_width: int) -> RenderableType:
+    rows = _Rows(bar_width)
     blocked = recent.blocked_share
     color = "green" if blocked < 0.05 else "yellow" if blocked < 0.25 else "red"
-    table.add_row(
+    rows.add(
         "trainer blocked",
         Text(f"{blocked:.1%}", style=f"bold {color}"),
-        _bar(blocked, color),
         f"in all {total.blocked_share:.1%}, first batch after {_seconds(total.first_batch_seconds)}",
+        share=blocked,
+        color=color,
     )
-    table.add_row(
+    rows.add(
         "batches per second",
-        f"{recent.batches_per_second:.1f}",
-        "",
+        f"{recent.batches_per_second:.1f}" if recent.batches else "-",
         f"{total.batches:,} in {duration(total.elapsed_seconds)}",
     )
-    if recent.queue_occupancy is not None:
-        table.add_row("queue full", f"{recent.queue_occupancy:.0%}", _bar(recent.queue_occupancy, "cyan"), "")
     read = recent.counts.get("bytes.read", 0)
     if read and recent.elapsed_seconds > 0:
         samples = recent.counts.get("samples.read", 0) / recent.elapsed_seconds
-        table.add_row("read", f"{read / 1e6 / recent.elapsed_seconds:.1f} MB/s", "", f"{samples:,.0f} samples/s")
-    _add_stages(table, total, recent)
+        rows.add("read", f"{read / 1e6 / recent.elapsed_seconds:.1f} MB/s", f"{samples:,.0f} samples/s")
+    _add_stages(rows, total, recent)
     routes = ", ".join(f"{route} {count:,}" for route, count in sorted(total.routes.items()))
     if routes:
-        table.add_row("decoded by", "", "", routes)
+        rows.add("decoded by", "", routes)
     for name, row in total.blend.items():
         wanted = recent.planned_blend.get(name)
         note = "" if wanted is None else f", {wanted['wanted_share']:.1%} wanted now"
         drawn = f"{row['samples']:,} samples{note}"
-        table.add_row(f"blend {name}", f"{row['share']:.1%}", _bar(row["share"], "blue"), drawn)
+        rows.add(f"blend {name}", f"{row['share']:.1%}", drawn, share=row["share"], color="blue")
     retries = sum(total.retries.values())
     if retries:
-        table.add_row("requests repeated", f"{retries:,}", "", ", ".join(total.retries))
+        rows.add("requests repeated", f"{retries:,}", ", ".join(total.retries))
     for what, count in _dropped(total):
         style = "red" if what == "failed" else ""
-        table.add_row(f"samples {what}", Text(f"{count:,}", style=style), "", _stages(total, what))
+        rows.add(f"samples {what}", Text(f"{count:,}", style=style), _stages(total, what))
     if total.failures:
         last = total.failures[-1]
         # Text, not markup: keys and reasons come from the data.
-        table.add_row("last failure", "", "", Text(f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0]))
-    return table
+        rows.add("last failure", "", f"{last['shard']}/{last['key']}: {last['reason']}".split("\n")[0][:_MOST_TEXT])
+    return rows.table
 
 
-def _add_stages(table: Table, total: LoaderStatistics, recent: LoaderStatistics) -> None:
+class _Rows:
+    """Builds the table of a panel: names, numbers, bars if there is room for them, and notes, which wrap.
+
+    Args:
+        bar_width: 0 for no bars.
+    """
+
+    def __init__(self, bar_width: int) -> None:
+        self._bar_width = bar_width
+        self.table = Table.grid(padding=(0, 1))
+        self.table.add_column(style="dim", overflow="fold", max_width=28)
+        self.table.add_column(justify="right", no_wrap=True)
+        if bar_width:
+            self.table.add_column(no_wrap=True)
+        self.table.add_column(style="dim", overflow="fold")
+
+    def add(self, name: str, number: str | Text, note: str, *, share: float | None = None, color: str = "") -> None:
+        """Adds a row, with a bar if it has a share of 0 to 1."""
+        bar = "" if share is None else _bar(share, color, self._bar_width)
+        # Text, not markup: names come from the data.
+        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(note))
+
+
+def _add_stages(rows: _Rows, total: LoaderStatistics, recent: LoaderStatistics) -> None:
     """Adds the stages on which the most time was spent, most first."""
-    rows = sorted(total.stage_seconds.items(), key=lambda row: -row[1])[:_MANY_STAGES]
-    busy = {name: recent.stage_seconds.get(name, 0.0) / (recent.elapsed_seconds or 1.0) for name, _ in rows}
+    stages = sorted(total.stage_seconds.items(), key=lambda row: -row[1])[:_MANY_STAGES]
+    busy = {name: recent.stage_seconds.get(name, 0.0) / (recent.elapsed_seconds or 1.0) for name, _ in stages}
     most = max(1.0, *busy.values()) if busy else 1.0
-    for name, seconds in rows:
-        table.add_row(f"in {name}", f"{busy[name]:.2f}", _bar(busy[name] / most, "magenta"), _seconds(seconds))
+    for name, seconds in stages:
+        waits = name.startswith(_WAITS)
+        label = f"waiting for {name.removeprefix(_WAITS)}" if waits else f"in {name}"
+        note = _seconds(seconds)
+        if not waits and seconds > 0:
+            note += f", computing {total.cpu_seconds.get(name, 0.0) / seconds:.0%}"
+        rows.add(label, f"{busy[name]:.2f}", note, share=busy[name] / most, color="magenta")
+    if total.core_wait_seconds >= 0.05:
+        waited = recent.core_wait_seconds / (recent.elapsed_seconds or 1.0)
+        rows.add("waiting for a core", f"{waited:.2f}", _seconds(total.core_wait_seconds))
 
 
 def _stages(statistics: LoaderStatistics, what: str) -> str:
@@ -233,10 +344,8 @@ def _stages(statistics: LoaderStatistics, what: str) -> str:
     return ", ".join(f"{name.partition('.')[2]} {count:,}" for name, count in sorted(counts.items()))
 
 
-def _bar(share: float, color: str) -> Any:
-    return ProgressBar(
-        total=1.0, completed=min(1.0, share), width=_BAR_WIDTH, complete_style=color, finished_style=color
-    )
+def _bar(share: float, color: str, width: int) -> Any:
+    return ProgressBar(total=1.0, completed=min(1.0, share), width=width, complete_style=color, finished_style=color)
 
 
 def _seconds(seconds: float | None) -> str:

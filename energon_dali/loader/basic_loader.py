@@ -24,6 +24,7 @@ from energon_dali.datasets.source import source_of
 from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_indexing, refuse_resharding, refuse_worker_process
+from energon_dali.decode.dali.runtime.device import refuse_capture
 from energon_dali.errors import ConfigError
 from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
@@ -33,11 +34,12 @@ from energon_dali.loader.global_job import GlobalJob
 from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, TorchAttributes, show_loader_options
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
-from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
+from energon_dali.loader.rank_pipeline import cut_tree, has_workers, prepare_start, rank_has_work
 from energon_dali.loader.source_losses import SourceLosses
 from energon_dali.loader.statistics import LoaderStatistics, planned_shares
 from energon_dali.loader.step_times import StepClock, StepTimes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
+from energon_dali.loader.waiting import describe_wait
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.store import read_scope
@@ -68,8 +70,8 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         watchdog_initial_timeout_seconds: The same for the first batch; None uses watchdog_timeout_seconds.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
         start_method: How processes start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
-            cloudpickle), "fork" (quick; a copy of this process), "forkserver", or "auto": fork where that is safe,
-            otherwise spawn (docs/workers.md).
+            cloudpickle), "fork" (quick; a copy of this process), "forkserver" (a copy of a process that does nothing
+            else), or "auto": fork where that is safe, otherwise forkserver (docs/workers.md).
         pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available.
         read_ahead_bytes: Bytes that each process may request before they are wanted; None is 256 MiB for remote
             storage and slow disks, and 0 for fast disks; 0 reads nothing ahead.
@@ -128,7 +130,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         if group is not None and group.own != group.members[0]:
             # The first ranks of groups compare their plans: the same ranks of other groups may follow, and not answer.
             self._options = replace(self._options, check_plan=False)
-        import_before_fork(self._tree, self._options.start_method)
+        prepare_start(self._tree, self._options.start_method)
         self._auto = auto_workers(self.worker_config)
         self._shared_cache: CachePool | None = None
         self._metrics, self._clock = open_metrics(self.worker_config)
@@ -174,6 +176,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
     def _next(self, epoch: int) -> T:
         """Returns the next element of an epoch, given by its number among those that this loader started."""
         self._check_process()
+        refuse_capture("A batch was taken")  # before it leaves the queue: the loader stays open, and loses nothing
         started = self._clock.start()
         before: State | None = None
         taken = False
@@ -183,7 +186,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                 if epoch != self._epoch:  # another iterator reached its end
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise StopIteration
-                if self._auto is not None and (number := self._auto.decide()) is not None:
+                if self._auto is not None and (number := self._auto.decide(self.stats)) is not None:
                     self.change_workers(number)
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
@@ -357,8 +360,13 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
         losses = {} if self._losses is None else self._losses.totals()
+        times = self._clock.times()
         return LoaderStatistics.collect(
-            self._metrics.snapshot(), planned_blend=self._planned_blend(), losses=losses, **self._clock.times()
+            self._metrics.snapshot(),
+            planned_blend=self._planned_blend(),
+            losses=losses,
+            waiting_for=describe_wait(self._metrics) if times["waiting_seconds"] else "",
+            **times,
         )
 
     def report_losses(self, batch: Any, losses: Iterable[Any], weights: Iterable[Any] | None = None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.debug_log import DebugLog
+from energon_dali.datasets.hooks import pattern_of
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.error_handlers import LOGGER
 
@@ -26,14 +27,16 @@ ENTRY_BEGIN = '{"event": "failures", '
 """Beginning of the line of JSON that goes with each report."""
 _MAX_TEXT = 300
 _MAX_COUNT = 1 << 62
+_TEXTS = ("kind", "reason", "dataset", "shard", "key", "stage", "error", "route")
+"""The fields of FailureGroup that are texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Samples that failed in one way: in the same stage, with the same type of error, raised in the same line."""
+    """Samples that failed in one way: see `FailureRecord.kind`."""
 
     kind: str
-    """The stage, the type of the error, and the line that raised it."""
+    """The stage, the type of the error, the line that raised it, and what reasons of one kind have in common."""
     count: int
     """Number of samples."""
     reason: str = ""
@@ -46,6 +49,17 @@ class FailureGroup:
     """Its key."""
     index: int = -1
     """Its index in the whole dataset; -1 if it is not known."""
+    stage: str = ""
+    """Stage or hook in which they failed."""
+    error: str = ""
+    """The class of the error."""
+    route: str = ""
+    """What decoded, such as "pil"; "" for other errors."""
+
+    @property
+    def title(self) -> str:
+        """The kind, without the pattern of the reason, for texts that show the reason itself."""
+        return self.kind.removesuffix(f": {pattern_of(self.reason)}") if self.reason else self.kind
 
     @property
     def restore_command(self) -> str:
@@ -68,7 +82,7 @@ class FailureGroup:
         """Returns the group of plain values; None if they are not one."""
         if not isinstance(values, Mapping):
             return None
-        texts = {name: values.get(name, "") for name in ("kind", "reason", "dataset", "shard", "key")}
+        texts = {name: values.get(name, "") for name in _TEXTS}
         count, index = values.get("count"), values.get("index", -1)
         if (
             not all(isinstance(text, str) for text in texts.values())
@@ -91,7 +105,7 @@ def group_failures(record: Mapping[str, Any]) -> list[FailureGroup]:
     groups = []
     for kind, count in record["kinds"].items():
         example = record["examples"].get(kind, {})
-        values = {name: example[name] for name in ("reason", "dataset", "shard", "key", "index") if name in example}
+        values = {name: example[name] for name in (*_TEXTS[1:], "index") if name in example}
         groups.append(FailureGroup(kind=kind, count=count, **values))
     return sorted(groups, key=lambda group: (-group.count, group.kind))
 
@@ -122,9 +136,8 @@ def as_state_entry(groups: Sequence[FailureGroup]) -> dict[str, Any]:
 
 def shortened(groups: Sequence[FailureGroup]) -> list[FailureGroup]:
     """Returns the largest groups, at most `MAX_GROUPS_IN_STATE`, with short texts."""
-    names = ("kind", "reason", "dataset", "shard", "key")
     return [
-        replace(group, **{name: getattr(group, name)[:_MAX_TEXT] for name in names})
+        replace(group, **{name: getattr(group, name)[:_MAX_TEXT] for name in _TEXTS})
         for group in groups[:MAX_GROUPS_IN_STATE]
     ]
 
@@ -153,7 +166,7 @@ def report_lines(groups: Sequence[FailureGroup], *, rank: int | None = None, log
 def group_line(group: FailureGroup) -> str:
     """Returns a group as one line: count, kind, reason, first example, and the command that shows it."""
     reason = " ".join(group.reason.split())[:_MAX_TEXT].rstrip(".")
-    line = f"  {group.count:,} x {group.kind}: {reason}." if reason else f"  {group.count:,} x {group.kind}."
+    line = f"  {group.count:,} x {group.title}: {reason}." if reason else f"  {group.count:,} x {group.kind}."
     if group.place:
         line += f" First: {group.place}."
     if group.restore_command:

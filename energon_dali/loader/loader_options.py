@@ -141,10 +141,6 @@ class LoaderOptions:
             self, decode_process=decode_process, pin_memory=wants_pinning(self.pin_memory, before_fork=forks)
         )
 
-    def for_decode_process(self) -> LoaderOptions:
-        """Returns the options inside a decode process: Python refuses children of a fork server's children."""
-        return replace(self, start_method="spawn") if self.start_method == "forkserver" else self
-
 
 def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
     """Returns whether batches are pinned; "auto" means if CUDA is available.

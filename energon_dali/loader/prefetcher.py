@@ -19,6 +19,7 @@ from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.stage_clock import StageClock
     from energon_dali.datasets.stream import State
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.workers.pool import WorkerPool
@@ -338,13 +339,23 @@ class _Queue:
         self.resume.put(False)
 
 
+def _has_room(shared: _Queue, waiting: StageClock) -> bool:
+    """Waits for room in the queue; returns False if there is no need for it any more."""
+    outer = waiting.begin()
+    try:
+        return shared.room.get()
+    finally:
+        waiting.end(outer)
+
+
 def _run_ahead(
     rank: RankIterator[Any] | DecodeProcess, change: Callable[[Any], Any] | None, shared: _Queue, handoff: CudaHandoff
 ) -> None:
     """Thread body. Keeps no reference to the loader, so that a forgotten loader is collected and ends the thread."""
     try:
         handoff.enter()
-        while shared.room.get() and not shared.stopped:
+        waiting = rank.metrics.clock("wait for trainer")
+        while _has_room(shared, waiting) and not shared.stopped:
             try:
                 element = next(rank)
             except StopIteration:

@@ -12,6 +12,7 @@ from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.processes.fork_safety import fork_hazard
+from energon_dali.loader.processes.fork_server import prepare_workers
 from energon_dali.loader.processes.launch import resolve_start_method
 from energon_dali.loader.workers.pool import WorkerPool
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.interface import Placement
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.processes.launch import StartMethod
+    from energon_dali.loader.processes.work_board import WorkBoard
 
 
 class RankPipeline:
@@ -32,6 +34,7 @@ class RankPipeline:
         options: The loader's.
         state: Where to start; None is the beginning.
         on_pool: Called with the workers' pool before they start.
+        board: Where the workers report what they work on, if this process is not the trainer's.
 
     Raises:
         WorkerError: What the workers need cannot be pickled.
@@ -46,12 +49,16 @@ class RankPipeline:
         state: State | None,
         *,
         on_pool: Callable[[WorkerPool], None] | None = None,
+        board: WorkBoard | None = None,
     ) -> None:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
-            self.pool = WorkerPool(find_worker_borders(dataset), metrics, options)
+            _look_up_for_workers(dataset)
+            self.pool = WorkerPool(find_worker_borders(dataset), metrics, options, board)
             if on_pool is not None:
                 on_pool(self.pool)
+        starting = metrics.clock("start")
+        outer = starting.begin()
         try:
             retries = options.read_scope(metrics.count)
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, retries)
@@ -64,6 +71,8 @@ class RankPipeline:
             if self.pool is not None:
                 self.pool.close()
             raise
+        finally:
+            starting.end(outer)
 
     def close(self) -> None:
         """Ends the workers and closes the iterator."""
@@ -72,22 +81,34 @@ class RankPipeline:
         self.iterator.close()
 
 
-def import_before_fork(dataset: SavableDataset[Any], start_method: StartMethod) -> None:
+def prepare_start(dataset: SavableDataset[Any], start_method: StartMethod) -> None:
     """Imports what each forked worker would otherwise import for itself when the first batch is wanted.
 
     So does the rank, unless its process may use a GPU, where libraries had better come after the fork. Where processes
-    are spawned nothing is imported, because each of them imports what it needs.
+    are spawned nothing is imported, because each of them imports what it needs. A fork server from which workers may
+    have to start is started, in the background.
 
     Args:
         dataset: The tree, cut by `cut_tree`.
         start_method: How processes start.
     """
-    if not has_workers(dataset) or resolve_start_method(start_method, uses_device=False) != "fork":
+    if not has_workers(dataset):
         return
-    import_module("numpy.random")  # workers seed it
-    _import_libraries(dataset, "worker")
-    if fork_hazard(uses_device=True) is None:
-        _import_libraries(dataset, "rank")
+    if resolve_start_method(start_method, uses_device=False) == "fork":
+        import_module("numpy.random")  # workers seed it
+        _import_libraries(dataset, "worker")
+        if fork_hazard(uses_device=True) is None:
+            _import_libraries(dataset, "rank")
+    if start_method == "auto":
+        prepare_workers()
+
+
+def _look_up_for_workers(dataset: SavableDataset[Any]) -> None:
+    """Looks up what workers must not, such as what a GPU decodes; it travels to them with the tree."""
+    for one in walk(dataset):
+        if isinstance(one, SourceDataset):
+            for source in one.sources:
+                source.load.prepare_workers()
 
 
 def _import_libraries(dataset: SavableDataset[Any], placement: Placement) -> None:

@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 NumberT = TypeVar("NumberT", int, float)
 _SHOWN_FAILURES = 10
-_TRAINER = ("blocked_seconds", "blocked_share", "first_batch_seconds", "elapsed_seconds", "batches", "queue_occupancy")
+_TRAINER = (
+    "blocked_seconds",
+    "blocked_share",
+    "starting_seconds",
+    "first_batch_seconds",
+    "waiting_seconds",
+    "waiting_for",
+    "elapsed_seconds",
+    "batches",
+)
 """What `as_dict` has of the trainer."""
 
 
@@ -22,13 +31,24 @@ class LoaderStatistics:
     elapsed_seconds: float
     """Time since the first batch was asked for."""
     blocked_seconds: float
-    """Time the trainer waited for batches after the first."""
+    """Time the trainer waited for batches after the first; a wait counts while it lasts."""
     first_batch_seconds: float | None
-    """Time the trainer waited for the first batch."""
-    queue_occupancy: float | None
-    """Mean share of the queue that was full when a batch was taken, 0 to 1; None without a queue."""
+    """Time the trainer waited for the first batch; None until it arrived."""
+    starting_seconds: float = 0.0
+    """Time the trainer has waited for the first batch so far."""
+    waiting_seconds: float = 0.0
+    """How long the trainer has been waiting for a batch now; 0 if it does not wait."""
+    waiting_for: str = ""
+    """What it is waiting for, such as "worker 1 is in encode_sample of captions/000123"; "" if it does not wait."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Time at work per stage, summed over all processes."""
+    """Time per stage, summed over all processes and without the stages inside it; it grows while a stage lasts."""
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """How much of that time the stage's thread computed, estimated from samples. In the rest it slept, or waited for
+    storage, for other threads or for a core."""
+    hooks: list[str] = field(default_factory=list)
+    """Names of the stages that are hooks of the user's."""
+    core_wait_seconds: float = 0.0
+    """Time in which the threads that run the stages were ready to compute, and no core was free."""
     routes: dict[str, int] = field(default_factory=dict)
     """Media parts per decode route."""
     block_bytes: int = 0
@@ -66,12 +86,15 @@ class LoaderStatistics:
 
         Args:
             record: What the metrics of all processes counted, see `Metrics.snapshot`.
-            **trainer: The first five fields, which the trainer's clock measured, `planned_blend` and `losses`.
+            **trainer: The fields that the trainer's clock measured, `waiting_for`, `planned_blend` and `losses`.
         """
         counts = dict(record["counts"])
         return cls(
             **trainer,
             stage_seconds=record["seconds"],
+            cpu_seconds=record["cpu_seconds"],
+            hooks=record["hooks"],
+            core_wait_seconds=record["core_wait_seconds"],
             routes=_take_by_prefix(counts, "route."),
             retries=_take_by_prefix(counts, "retries."),
             block_bytes=counts.pop("blocks.bytes", 0),
@@ -87,15 +110,14 @@ class LoaderStatistics:
     @property
     def blocked_share(self) -> float:
         """Share of the time after the first batch that the trainer waited, 0 to 1."""
-        running = self.elapsed_seconds - (self.first_batch_seconds or 0.0)
-        return self.blocked_seconds / running if running > 0 else 0.0
+        running = self.elapsed_seconds - self.starting_seconds
+        return min(1.0, self.blocked_seconds / running) if running > 0 else 0.0
 
     @property
     def batches_per_second(self) -> float:
         """Batches per second, without the first and the wait for it; 0 before the second."""
-        running, batches = self.elapsed_seconds, self.batches
-        if self.first_batch_seconds is not None:
-            running, batches = running - self.first_batch_seconds, batches - 1
+        running = self.elapsed_seconds - self.starting_seconds
+        batches = self.batches - (self.first_batch_seconds is not None)
         return batches / running if running > 0 else 0.0
 
     def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
@@ -112,9 +134,6 @@ class LoaderStatistics:
             seconds = self.requests["in_flight"] * self.elapsed_seconds
             seconds -= earlier.requests.get("in_flight", 0.0) * earlier.elapsed_seconds
             requests["in_flight"] = seconds / elapsed if elapsed > 0 else 0.0
-        occupancy = self.queue_occupancy
-        if occupancy is not None and (batches := self.batches - earlier.batches):
-            occupancy = (occupancy * self.batches - (earlier.queue_occupancy or 0.0) * earlier.batches) / batches
         drawn: dict[str, Any] = {}
         for name, row in self.blend.items():
             for kind in ("samples", "units"):
@@ -126,8 +145,10 @@ class LoaderStatistics:
             elapsed_seconds=elapsed,
             blocked_seconds=self.blocked_seconds - earlier.blocked_seconds,
             first_batch_seconds=self.first_batch_seconds if earlier.first_batch_seconds is None else None,
-            queue_occupancy=occupancy,
+            starting_seconds=self.starting_seconds - earlier.starting_seconds,
             stage_seconds=_less(self.stage_seconds, earlier.stage_seconds),
+            cpu_seconds=_less(self.cpu_seconds, earlier.cpu_seconds),
+            core_wait_seconds=self.core_wait_seconds - earlier.core_wait_seconds,
             routes=_less(self.routes, earlier.routes),
             block_bytes=self.block_bytes - earlier.block_bytes,
             blend=take_shares(drawn),
@@ -155,9 +176,11 @@ class LoaderStatistics:
             ("first batch", "-" if self.first_batch_seconds is None else f"{self.first_batch_seconds:.3f} s"),
             ("batches", f"{self.batches} in {self.elapsed_seconds:.1f} s"),
         ]
-        if self.queue_occupancy is not None:
-            rows.append(("queue filled", f"{self.queue_occupancy:.0%}"))
-        rows += [(f"time in {name}", f"{seconds:.3f} s") for name, seconds in sorted(self.stage_seconds.items())]
+        if self.waiting_seconds:
+            rows.append(("waiting now", f"{self.waiting_seconds:.1f} s for a batch: {self.waiting_for}"))
+        for name, seconds in sorted(self.stage_seconds.items()):
+            rows.append((f"time in {name}", f"{seconds:.3f} s, computing {self.cpu_seconds.get(name, 0.0):.3f} s"))
+        rows.append(("waiting for a core", f"{self.core_wait_seconds:.3f} s"))
         rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
         rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]

@@ -209,7 +209,7 @@ class TracedClock(TrainerClock):
         self._metrics.note(self._lane, "B", "wait", now)
         return now
 
-    def stop(self, started: float, occupancy: float | None) -> None:
+    def stop(self, started: float, occupancy: float | None = None) -> None:
         super().stop(started, occupancy)
         self._end({"batch": self._batches})
         if occupancy is not None:

@@ -62,7 +62,7 @@ class UpperBoundLoader(Generic[T]):
             started = self._clock.start()
             batch = _shallow_copy(self._batches[self._given % len(self._batches)])
             given, self._given = given + 1, self._given + 1
-            self._clock.stop(started, None)
+            self._clock.stop(started)
             yield batch
 
     def __len__(self) -> int:

@@ -15,52 +15,80 @@ from typing import Any
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.errors import WatchdogTimeoutError
 from energon_dali.loader.processes.fork_safety import frames_of_threads, without_forks
+from energon_dali.loader.waiting import describe_wait
 
 logger = logging.getLogger("energon_dali.loader")
 
 
 class TrainerClock:
-    """Measures how long the trainer waits, in constant memory."""
+    """Measures how long the trainer waits, in constant memory. A wait counts while it lasts.
 
-    def __init__(self) -> None:
+    Threads that wait at the same time count as one: the trainer is blocked while any of them waits.
+
+    Args:
+        now: The clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        # Re-entrant: a signal handler during a wait may ask for a batch as well.
+        self._lock = threading.RLock()
         self._began: float | None = None
         self._batches = 0
+        self._waits = 0
+        """Waits that last."""
+        self._since = 0.0
+        """When the first of them began, or the first batch arrived during it."""
         self._blocked = 0.0
-        self._first: float | None = None
-        self._fill_sum = 0.0
-        self._fills = 0
+        self._starting = 0.0
+        """Time of the waits before the first batch arrived."""
 
     def start(self) -> float:
         """Returns the time at which the trainer asked for a batch."""
-        now = time.perf_counter()
-        if self._began is None:
-            self._began = now
-        return now
+        with self._lock:
+            now = self._now()
+            if self._began is None:
+                self._began = now
+            if not self._waits:
+                self._since = now
+            self._waits += 1
+            return now
 
-    def stop(self, started: float, occupancy: float | None) -> None:
-        """Notes that the batch requested at `started` arrived, and how full the queue was then, 0 to 1."""
-        waited = time.perf_counter() - started
-        self._batches += 1
-        if self._first is None:
-            self._first = waited
-        else:
-            self._blocked += waited
-        if occupancy is not None:
-            self._fill_sum += occupancy
-            self._fills += 1
+    def stop(self, started: float, occupancy: float | None = None) -> None:
+        """Notes that the batch requested at `started` arrived, and how full the queue was then, 0 to 1; for a trace."""
+        with self._lock:
+            self._count(self._now())
+            self._waits -= 1
+            self._batches += 1
 
     def stop_without_batch(self, started: float, reason: str) -> None:
         """Notes that the wait that began at `started` ended without a batch, and why."""
+        with self._lock:
+            self._count(self._now())
+            self._waits -= 1
+
+    def _count(self, now: float) -> None:
+        """Adds the time up to now to those of waits."""
+        waited = now - self._since
+        if self._batches:
+            self._blocked += waited
+        else:
+            self._starting += waited
+        self._since = now
 
     def times(self) -> dict[str, Any]:
-        """Returns the fields of LoaderStatistics that are measured here."""
-        return {
-            "batches": self._batches,
-            "elapsed_seconds": 0.0 if self._began is None else time.perf_counter() - self._began,
-            "blocked_seconds": self._blocked,
-            "first_batch_seconds": self._first,
-            "queue_occupancy": self._fill_sum / self._fills if self._fills else None,
-        }
+        """Returns the fields of LoaderStatistics that are measured here, until now."""
+        with self._lock:
+            now = self._now()
+            waiting = now - self._since if self._waits else 0.0
+            return {
+                "batches": self._batches,
+                "elapsed_seconds": 0.0 if self._began is None else now - self._began,
+                "blocked_seconds": self._blocked + (waiting if self._batches else 0.0),
+                "starting_seconds": self._starting + (0.0 if self._batches else waiting),
+                "first_batch_seconds": self._starting if self._batches else None,
+                "waiting_seconds": waiting,
+            }
 
 
 class Watchdog:
@@ -113,7 +141,10 @@ class Watchdog:
             return
         self._complained = True
         dropped = describe_dropped(self._metrics.dropped() - self._dropped)
-        text = f"No batch arrived for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
+        text = (
+            f"No batch arrived for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
+            f"Now {describe_wait(self._metrics)}. "
+        )
         if dropped:
             text += f"Of the samples since the last batch, {dropped}: if all are, correct the hook or filter. "
         text += (

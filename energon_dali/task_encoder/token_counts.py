@@ -209,7 +209,7 @@ def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
         features += layout.num_features
         if front_end.placeholder_id is not None:
             kept += front_end.kept_placeholders(layout)
-        elif front_end.kept_placeholders(layout):
+        elif front_end.separate_placeholder:
             unknown = front_end.image_token
         added += front_end.text_tokens(layout)
     found = sum(_count_ids(text, ids) for text in texts)

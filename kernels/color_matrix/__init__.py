@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..backend import backend_for, on_device
 from ..normalization import Dtype, divide_levels, values_on
 
-__all__ = ["ColorMatrix", "Dtype", "IDENTITY", "Layout", "STANDARDS", "Standard", "convert_colors"]  # noqa: RUF022
+__all__ = ["ColorMatrix", "Dtype", "IDENTITY", "Layout", "STANDARDS", "Standard", "convert_colors", "rgb_of_ycbcr"]  # noqa: RUF022
 
 Standard = Literal["bt601", "bt709", "bt2020", "fcc", "smpte240m"]
 
@@ -124,6 +124,16 @@ def _to_rgb(standard: Standard, full_range: bool) -> NDArray[np.float64]:
     matrix[:, 3] -= matrix @ np.array([black, 128, 128, 0])
     matrix[3, 3] = 1
     return matrix
+
+
+def rgb_of_ycbcr(standard: Standard, full_range: bool) -> list[tuple[float, float, float, float]]:
+    """Returns, for each channel of RGB, the weights of Y, Cb and Cr and the offset, all in levels of 0..255.
+
+    Args:
+        standard: Of the video.
+        full_range: Whether luma is 0..255, and not 16..235.
+    """
+    return [(row[0], row[1], row[2], row[3]) for row in _to_rgb(standard, full_range)[:3].tolist()]
 
 
 def convert_colors_reference(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+import energon_dali
 from benchmarks import plot, plot_growth, run
-from benchmarks.candidates import checks
-from benchmarks.candidates.task import LeftOutError, Task
-from benchmarks.contestants import BLOCK, CEILING, ITERATOR, contestants
+from benchmarks.candidates import checks, energon_style, ranks
+from benchmarks.candidates.task import RESULT, LeftOutError, Task
+from benchmarks.contestants import BACKENDS, BLOCK, CEILING, ITERATOR, contestants
 from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.workload import Workload
 from benchmarks.workload_run import prepared
 from tests.part import sampled
 
 pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be a busy machine
-SUITES = ("gpu-images", "gpu-video", "gpu-vision", "growth")
+SUITES = ("gpu-images", "gpu-mixed", "gpu-ranks", "gpu-video", "gpu-vision", "growth")
 
 
 def chosen(*arguments: str) -> list[Workload]:
@@ -32,6 +34,7 @@ def chosen(*arguments: str) -> list[Workload]:
 SMALL = {
     f"{suite}/{work.name}": work for suite in ("gpu-images", "gpu-video") for work in chosen(suite, "--quick", "--all")
 }
+HOST = {f"{suite}/{work.name}": work for suite in ("gpu-mixed", "gpu-ranks") for work in chosen(suite, "--quick")}
 
 
 @pytest.fixture(autouse=True)
@@ -205,6 +208,90 @@ def test_what_has_no_time_left_is_left_out(tmp_path: Path, cache: Path) -> None:
     assert one["summary"] == {}
 
 
+@pytest.mark.sweep
+@pytest.mark.usefixtures("_programs_start_at_once")
+def test_ranks_are_timed_together_and_added_up(cache: Path) -> None:
+    numbers = measure(HOST["gpu-ranks/all-gpus"], CEILING, cache, "both")
+    assert numbers["ranks"] == 2
+    assert numbers["samples_checked"] >= 32
+    assert 0 < numbers["slowest_rank_share"] <= 1
+    assert numbers["cpu_milliseconds_per_sample"] == pytest.approx(
+        1e3 * numbers["cpu_cores"] / numbers["samples_per_second"]
+    )
+
+
+def test_numbers_of_ranks_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank sees one GPU, and how many ranks share the host; one of them is checked."""
+    started: list[tuple[Task, str]] = []
+
+    class Rank:
+        """A process that has ended."""
+
+        def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
+            started.append((Task.from_json(command[-1]), f"{env['CUDA_VISIBLE_DEVICES']} {env['LOCAL_WORLD_SIZE']}"))
+            rate = 100.0 * int(env["LOCAL_RANK"])
+            numbers = {"samples_per_second": rate, "cpu_cores": 2.0, "first_batch_seconds": rate}
+            checked = {} if env["LOCAL_RANK"] != "0" else {"samples_checked": 7}
+            self.line = RESULT + json.dumps({"numbers": {**numbers, **checked}, "versions": {}})
+
+        def communicate(self) -> tuple[str, None]:
+            return f"something else\n{self.line}\n", None
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", Rank)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,7")
+    (work,) = chosen("gpu-ranks", "--device", "gpu", "--only", "all-gpus")
+    task = Task(
+        program="ranks",
+        action="both",
+        dataset=".",
+        output=work.output,
+        batch_size=2,
+        warmup_samples=0,
+        samples=2,
+        device="gpu",
+        trains=True,
+        options=dict(work.candidates[1].options),
+    )
+    numbers = ranks.measure(task)
+    assert [where for _, where in started] == ["4 3", "5 3", "7 3"]
+    assert [told.action for told, _ in started] == ["both", "time", "time"]
+    assert {(told.program, told.trains, told.options["ranks"]) for told, _ in started} == {("energon_style", False, 3)}
+    assert len({told.options["meeting"] for told, _ in started}) == 1
+    assert numbers == {
+        "samples_per_second": 300,
+        "cpu_cores": 6,
+        "first_batch_seconds": 200,
+        "slowest_rank_share": 0,
+        "ranks": 3,
+        "cpu_milliseconds_per_sample": 20,
+        "samples_checked": 7,
+    }
+
+
+@pytest.mark.sweep
+def test_a_ceiling_decodes_for_front_ends_and_is_not_checked(cache: Path) -> None:
+    numbers = measure(HOST["gpu-mixed/webp-qwen2-vl"], CEILING, cache, "both")
+    assert "samples_checked" not in numbers
+    assert numbers["samples_per_second"] > 0
+    suffixes = {path.suffix for path in members(dataset(HOST["gpu-mixed/webp"].recipe, cache))}
+    assert {".jpg", ".webp"} <= suffixes
+
+
+def members(folder: Path) -> list[Path]:
+    found = []
+    for shard in folder.glob("*.tar"):
+        with tarfile.open(shard) as tar:
+            found += [Path(name) for name in tar.getnames()]
+    return found
+
+
+def test_videos_take_turns_in_sizes_of_which_one_is_cut() -> None:
+    recipe = chosen("gpu-mixed", "--device", "gpu", "--only", "clips-sizes")[0].recipe
+    sizes = [recipe.size_of(index) for index in range(5)]
+    assert sizes == [(1280, 720), (1280, 714), (640, 360), (1920, 1080), (1280, 720)]
+    assert all(side % 2 == 0 for size in sizes for side in size)  # as 4:2:0 needs
+
+
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_names_are_unique_and_programs_there(suite: str, device: str) -> None:
@@ -234,3 +321,24 @@ def test_a_suite_that_needs_no_gpu_refuses_one(capsys: pytest.CaptureFixture[str
     assert "leave --device out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="the suite growth has batch-size"):
         chosen("growth", "--only", "height")
+
+
+def test_a_video_backend_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    (work,) = chosen("gpu-video", "--device", "gpu", "--only", "short-frames224")
+    (one,) = [one for one in work.candidates if one.options.get("video_backend") == "pynvvideocodec"]
+    monkeypatch.setattr("energon_dali.decode.video_backends.base._finds", lambda module: module == "av")
+    task = Task(
+        program=one.program,
+        action="time",
+        dataset=".",
+        output=work.output,
+        batch_size=2,
+        warmup_samples=0,
+        samples=2,
+        device="gpu",
+        options=dict(one.options),
+    )
+    with pytest.raises(LeftOutError, match="which is not installed"):
+        energon_style.make_decoder(energon_dali, task)
+    images = {candidate.name for candidate in contestants("gpu", native=True)}
+    assert images.isdisjoint(BACKENDS.values())

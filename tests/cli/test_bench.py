@@ -25,6 +25,7 @@ from energon_dali import (
     get_train_dataset,
     stateless,
 )
+from energon_dali.cli.bench import describe
 from energon_dali.cli.main import main
 from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.diagnosis import rates as rates_module
@@ -40,6 +41,7 @@ from energon_dali.diagnosis.rates import (
     usable_decoders,
     with_decoder,
 )
+from energon_dali.loader.statistics import LoaderStatistics
 from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.loader.dataset_folder import captioning_dataset
 
@@ -90,7 +92,7 @@ def test_each_stage_and_setting_is_measured(folder: Path) -> None:
     assert result.best in result.loaders
     assert "encode_sample" in result.loaders[0].stage_seconds
     assert len(Measuring.seen) == 24
-    assert result.advice[0].startswith("Work per sample in one process: ")
+    assert result.advice[0].startswith("Time per sample in one process, each alone: ")
 
 
 def test_hooks_that_see_handles_are_measured_with_them(folder: Path) -> None:
@@ -144,12 +146,21 @@ def test_exchanged_decoders_keep_every_option(name: str) -> None:
 
 def test_the_advice_names_what_takes_the_time() -> None:
     stages = [StageRate("reading", 100, 0.1), StageRate("decoding", 100, 3.0), StageRate("hooks", 100, 0.2)]
-    slow, fast = LoaderRate(Setting(0), 30, 1.0, 0.1), LoaderRate(Setting(2), 55, 1.0, 0.3, {"load": 9.0, "read": 1.0})
+    did = LoaderStatistics(
+        batches=2,
+        elapsed_seconds=10.0,
+        blocked_seconds=10.0,
+        first_batch_seconds=0.0,
+        stage_seconds={"decode": 9.0, "read": 1.0},
+        cpu_seconds={"decode": 9.0},
+    )
+    slow = LoaderRate(Setting(0), 30, 1.0, 0.1)
+    fast = LoaderRate(Setting(2), 55, 1.0, 0.3, {"decode": 9.0, "read": 1.0}, statistics=did)
     told = "\n".join(advise(stages, [slow, fast]))
     assert "33.00 ms (reading 3%, decoding 91%, hooks 6%)" in told
     assert "Decoding takes most of it" in told
     assert "own, 2 workers, prefetch_factor=2, 1.83 times as fast as own, 0 workers" in told
-    assert "load 9.0 s, read 1.0 s" in told
+    assert "decode 9.0 s, read 1.0 s" in told
     assert "Without workers it is fastest" in "\n".join(advise(stages, [LoaderRate(Setting(0), 90, 1.0, 0.1), fast]))
 
 
@@ -176,7 +187,11 @@ def test_on_a_busy_machine_settings_are_compared_by_cpu_time(monkeypatch: pytest
     result = tuning.tune(None, seconds=5, most_workers=2)  # type: ignore[arg-type]
     assert result.is_estimate
     assert result.setting == Setting(2, 1)
-    assert result.samples_per_second == 120
+    assert result.samples_per_second == 20, "what was measured"
+    assert result.estimates[result.setting] == 120
+    stored = result.as_dict()
+    assert (stored["samples_per_second"], stored["estimated_samples_per_second"]) == (20, 120)
+    assert "20.0 samples/s measured, about 120.0 estimated without the other processes" in describe(result)
     told = "\n".join(advise([], [measure(None, Setting(0), 1.0)]))
     assert "Other processes kept up to 100.0 cores busy" in told
 

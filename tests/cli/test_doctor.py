@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon_dali.cli.main import main
-from energon_dali.decode.dali.video.nvdec import LIBRARY as NVDEC
+from energon_dali.decode.video_backends.nvdec import LIBRARY as NVDEC
 from energon_dali.diagnosis import Diagnosis, Finding, Host, diagnose
 from energon_dali.diagnosis.gpu_path import LIBRARIES
 from energon_dali.host_cores import CoreShare

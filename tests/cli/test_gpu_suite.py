@@ -49,21 +49,23 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
         "energon_dali",
         "pytest",
         "benchmarks.kernels",
-        "benchmarks.run",
-        "benchmarks.run",
-        "benchmarks.run",
+        *["benchmarks.run"] * 5,
         "benchmarks.tuning",
         "benchmarks.run",
+        "benchmarks.gpu_report",
     ]
+    suites = [words[5] for words in started if words[4] == "benchmarks.run"]
+    assert suites == ["gpu-images", "gpu-mixed", "gpu-video", "gpu-vision", "gpu-ranks", "growth"]
+    assert started[-1][5:] == [str(tmp_path / "out"), "--device", "gpu"]  # also after a failure
     assert [words[2] for words in started if words[4] == "pytest"] == ["1"]  # a missing GPU is a failure
     assert started[1][-2:] == ["-W", "default"]  # versions other than CI's give other warnings
     files = {word for words in started for word in words if word.endswith((".json", ".xml"))}
     assert {Path(file).parent for file in files} == {tmp_path / "out"}
     assert all(Path(file).name.startswith("gpu-") for file in files)
     summary = (tmp_path / "out" / "summary.txt").read_text().splitlines()[1:]
-    stages = ["doctor", "tests", "kernels", "images", "video", "vision", "profile", "growth"]
+    stages = ["doctor", "tests", "kernels", "images", "mixed", "video", "vision", "ranks", "profile", "growth"]
     assert [line.split()[0] for line in summary] == stages
-    assert [line.split()[-1] for line in summary] == ["ok", "FAILED", *["ok"] * 6]
+    assert [line.split()[-1] for line in summary] == ["ok", "FAILED", *["ok"] * 8]
     assert "summary" in said
     assert not (tmp_path / "out" / "work").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"out", "python", "notes"}  # nothing is written elsewhere
@@ -74,9 +76,11 @@ def test_chosen_stages_of_a_dry_run_keep_their_work(tmp_path: Path) -> None:
         tmp_path, "out", "--stage", "images", "kernels", "--device", "cpu", "--quick", "--work", "w"
     )
     assert status == 0
-    assert [words[4] for words in started] == ["benchmarks.run", "benchmarks.kernels"]
-    assert all("--quick" in words and words[words.index("--device") + 1] == "cpu" for words in started)
-    assert all(any(word.startswith(f"{tmp_path}/out/cpu-") for word in words) for words in started)
+    *stages, report = started
+    assert [words[4] for words in stages] == ["benchmarks.run", "benchmarks.kernels"]
+    assert all("--quick" in words and words[words.index("--device") + 1] == "cpu" for words in stages)
+    assert all(any(word.startswith(f"{tmp_path}/out/cpu-") for word in words) for words in stages)
+    assert report[4:] == ["benchmarks.gpu_report", f"{tmp_path}/out", "--device", "cpu"]
     assert (tmp_path / "w" / "tree" / "COMMIT").exists()
 
 

@@ -45,7 +45,9 @@ def take_from_nothing(*_: Any) -> None:
 
 
 def policy_of(failures: list[Any], tolerance: int = 3, handler: Callable[..., None] = ignore) -> FailurePolicy:
-    metrics = SimpleNamespace(count=lambda name: None, fail=failures.append, note_dropped=lambda: None)
+    metrics = SimpleNamespace(
+        count=lambda name: None, fail=failures.append, note_dropped=lambda: None, has_room_for=lambda kind: True
+    )
     config: Any = SimpleNamespace(global_error_handler=handler)
     context: Any = SimpleNamespace(metrics=metrics)
     return FailurePolicy("encode_sample", tolerance, context, config)

@@ -63,8 +63,12 @@ CPU_BY_TORCH = Tolerance(inside=2, anywhere=2, border_px=0, psnr_db=62)
 GPU = Tolerance(inside=12, anywhere=40, border_px=4, psnr_db=40)
 """A GPU against the CPU, for JPEG. Not yet measured on hardware."""
 CLIPS = Tolerance(inside=48, anywhere=64, border_px=2, psnr_db=34)
-"""Clips of photographs, DALI against PyAV's fast conversion: observed, not derived. The strict tests are those against
-the exact conversion."""
+"""Clips of photographs, any backend that converts colours or resizes in another way than PyAV's fast conversion (DALI,
+torchcodec where it resizes and on a GPU, PyNvVideoCodec): observed, not derived. The strict tests are those against the
+exact conversion."""
+TORCHCODEC_CPU = EXACT
+"""Clips of torchcodec on the CPU against PyAV, at the size of the video: both use swscale's fast conversion. Where
+torchcodec resizes, it scales RGB, and CLIPS applies."""
 NORMALIZED_ULPS = 8
 """Units in the last place of float32 at 1.0 by which normalised values may differ, before rounding to a narrower
 type."""

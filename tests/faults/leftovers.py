@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from energon_dali.decode.dali.runtime import blocks
+from energon_dali.decode.dali.runtime import host_decoding
 from energon_dali.shards.storage import buckets
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 120.0
 """How long to wait for what is about to end, before it counts as left behind."""
 
-_KEPT_THREADS = {"thread energon-dali-pil": blocks.num_host_threads()}
+_KEPT_THREADS = {"thread energon-dali-pil": host_decoding.num_host_threads()}
 """Threads that a process keeps. A pool starts one when all others are busy, so their number depends on the machine."""
 _TO_STORE = "connection to an object store"
 _NUMBERS = re.compile(r"[-_ ]*\d+")

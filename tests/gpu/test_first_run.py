@@ -47,7 +47,8 @@ from energon_dali.decode.dali.runtime.device import resolve_device
 from tests.decode.sample_images import sample_images
 kind, folder, when = sys.argv[1:]
 class Encoder(ed.DefaultTaskEncoder):
-    decoder = ed.DaliDecoder(image_decode="torchrgb8", image_decode_device=kind, operations=[ed.Resize((32, 32))])
+    device = "cpu" if when == "pins" else kind
+    decoder = ed.DaliDecoder(image_decode="torchrgb8", image_decode_device=device, operations=[ed.Resize((32, 32))])
 if __name__ == "__main__":
     rank = int(os.environ["LOCAL_RANK"])
     if kind == "gpu" and when == "before":
@@ -56,7 +57,7 @@ if __name__ == "__main__":
         Path(folder), worker_config=ed.WorkerConfig(rank=rank, world_size=2, num_workers=1), batch_size=4,
         task_encoder=Encoder(), shuffle_buffer_size=None, max_samples_per_sequence=None,
     )
-    with ed.get_loader(dataset) as loader:
+    with ed.get_loader(dataset, pin_memory=kind == "gpu") as loader:
         devices = {str(batch.image.device) for batch in islice(loader, 6)}
         routes = loader.stats().routes
     if when == "before":  # PIL's pool copies to the GPU too
@@ -101,11 +102,14 @@ except Exception as error:
 
 
 @pytest.mark.costly_dry_run
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "pins"])
 def test_two_ranks_on_one_host_have_a_context_on_their_own_gpu_alone(
     where: Where, observe: Observations, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer takes its GPU before the loader is iterated, or after: then LOCAL_RANK decides."""
+    """The trainer takes its GPU before the loader is iterated, or after: then LOCAL_RANK decides.
+
+    A loader that decodes on the CPU only pins, in a thread that must not open a context on GPU 0 either.
+    """
     captioning_dataset(tmp_path / "captions")
     count = torch.cuda.device_count() if where.kind == "gpu" else 0
     found = []
@@ -117,7 +121,7 @@ def test_two_ranks_on_one_host_have_a_context_on_their_own_gpu_alone(
     observe(ranks=found)
     for rank, seen in enumerate(found):
         own = rank % count if count else 0
-        assert seen["devices"] == ([f"cuda:{own}"] if count else ["cpu"])
+        assert seen["devices"] == ([f"cuda:{own}"] if count and when != "pins" else ["cpu"])
         assert seen["contexts"] == ([own] if count else [])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from energon_dali import FrontEnd, SampleDecoder, batch_vision
-from energon_dali.decode import MediaHandle
+from energon_dali.decode import Decoded, MediaHandle
 from tests.decode.sample_images import sample_images
 from tests.gpu.where import Where, values_of
 
@@ -55,3 +55,22 @@ def test_conversion_equals_the_cpu(where: Where, dtype: str) -> None:
     moved = front_end.finish(image.pixels.to(where.torch_device), image.layout)
     # The same bytes become the same values: each step is one float32 operation, on any device.
     assert torch.equal(moved.cpu(), image.values)
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "llava-next"])
+def test_webp_among_jpegs_costs_no_order_and_ends_on_the_device(where: Where, name: str) -> None:
+    """30 % WebP: PIL decodes and renders it in threads of the rank, the device the rest, and batches hold both."""
+    front_end = FrontEnd.from_processor(CONFIGS[name], resampling="torch")
+    files = [("webp", "webp-lossy") if number % 10 in (1, 4, 8) else ("jpg", "jpeg-420") for number in range(20)]
+    decoder, reference = where.decoder(front_end=front_end), SampleDecoder(front_end=front_end)
+    outcomes = decoder.decode_block([decoder.stage(suffix, sample_images()[image]) for suffix, image in files])
+    values = []
+    for (suffix, image), outcome in zip(files, outcomes, strict=True):
+        assert isinstance(outcome, Decoded)
+        assert outcome.route == ("pil" if suffix == "webp" else f"dali-{where.kind}")
+        wanted = reference.decode(suffix, sample_images()[image])
+        assert outcome.value.layout == wanted.layout
+        assert outcome.value.values.device.type == where.torch_device
+        assert (outcome.value.pixels.cpu().float() - wanted.pixels.float()).abs().mean() < _MEAN_LEVELS
+        values.append(outcome.value)
+    assert batch_vision(values)["pixel_values"].device.type == where.torch_device

@@ -45,3 +45,19 @@ def test_the_budget_is_kept_and_memory_is_given_back(where: Where, observe: Obse
         assert where.used_bytes() <= before
     assert held.shape == (3, 118, 157)
     assert values_of(decoder, handles[:1])[0].equal(held)
+
+
+def test_the_pipeline_of_pngs_reserves_nothing_for_nvjpeg(where: Where, observe: Observations) -> None:
+    """Its CPU threads decode; with nvJPEG's padding it took 512 MiB of the GPU, and as much page-locked memory."""
+    decoder = where.decoder(image_decode="torchrgb8")
+    png, jpeg = (
+        decoder.stage(*file) for file in (("png", sample_images()["png-rgb"]), ("jpg", sample_images()["jpeg-420"]))
+    )
+    values_of(decoder, [jpeg])  # what CUDA and the libraries take themselves
+    where.finish()
+    before = where.used_bytes()
+    values_of(decoder, [png] * 8)
+    where.finish()
+    grown = where.used_bytes() - before
+    observe(grown_mib=round(grown / MIB, 1))
+    assert grown < 256 * MIB

@@ -34,8 +34,8 @@ sys.path.insert(0, ".")
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.runtime.device import resolve_device
-from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.pyav import stage_clips
+from energon_dali.decode.video_backends.choice import BACKENDS
 from tests.av.corpus import VideoRecipe, encode_video
 kind, codec, container, pixel_format = sys.argv[1:]
 said = []
@@ -50,7 +50,7 @@ handle, file = stage_clips(container, data, spec)
 file.close()
 print(json.dumps({"staged": handle.profile}), flush=True)
 decoder = DaliDecoder(av_decode=spec, video_decode_device=kind)
-(outcome,) = submit_clips(decoder.engine_options, resolve_device(kind, "video"), [handle]).result(60)
+(outcome,) = BACKENDS["dali"].submit(decoder.engine_options, resolve_device(kind, "video"), [handle]).result(60)
 print(json.dumps({"outcome": type(outcome).__name__, "route": outcome.route, "said": said}), flush=True)
 """
 

@@ -35,8 +35,10 @@ def everything() -> LoaderStatistics:
         elapsed_seconds=12.5,
         blocked_seconds=0.5,
         first_batch_seconds=2.5,
-        queue_occupancy=0.75,
+        starting_seconds=2.5,
         stage_seconds={"read": 1.5, "load": 4.0, "encode_sample": 6.5, "rank": 3.0},
+        cpu_seconds={"read": 0.5, "load": 3.5, "encode_sample": 6.0, "rank": 2.0},
+        core_wait_seconds=0.75,
         routes={"pil": 900, "dali-cpu": 97},
         block_bytes=4_000_000,
         blend={

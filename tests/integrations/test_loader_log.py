@@ -103,7 +103,7 @@ def test_a_function_gets_rates_of_the_time_between_and_totals_since_the_start() 
     assert scalars["loader_train/stage_seconds_per_second/load"] == pytest.approx(4 / 12.5)
     assert scalars["loader_train/read_bytes_per_second"] == 400_000
     assert scalars["loader_train/samples_failed/decode"] == 3
-    assert scalars["loader_train/queue_occupancy_ratio"] == 0.75
+    assert scalars["loader_train/stage_cpu_seconds_per_second/load"] == pytest.approx(3.5 / 12.5)
 
 
 def test_lightning_gives_the_statistics_to_its_loggers(tmp_path: Path) -> None:

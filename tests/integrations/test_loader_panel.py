@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import html
 import io
+import re
+import sys
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from energon_dali import ConfigError, LoaderPanel
+from energon_dali.integrations import loader_panel
 from energon_dali.integrations.loader_panel import duration
+from energon_dali.loader.statistics import LoaderStatistics
 from tests.integrations.observed import everything, full_loader, numbers_loader
 from tests.running_time import wait_until
 
@@ -34,9 +40,10 @@ def test_the_panel_shows_what_the_statistics_say() -> None:
     assert "5.0%" in rows["trainer blocked"]  # 0.5 of the 10 s after the first batch
     assert "first batch after 2.5 s" in rows["trainer blocked"]
     assert "2.0" in rows["batches per"]  # 20 in these 10 s
-    assert "75%" in rows["queue full"]
     assert "80 samples/s" in rows["read 0.4"]
     assert "0.52" in rows["in encode_sample"]  # 6.5 of 12.5 s
+    assert "6.5 s, computing 92%" in rows["in encode_sample"]
+    assert "0.06" in rows["waiting for"]
     assert "dali-cpu 97, pil 900" in rows["decoded by"]
     assert "75.0%" in rows["blend /data/a"]
     assert "encode_sample 5, filter 2" in rows["samples skipped"]
@@ -76,6 +83,55 @@ def test_in_a_terminal_the_panel_is_drawn_again_and_again() -> None:
     text = file.getvalue()
     assert "\x1b[" in text
     assert "30 in 0 s" in text[text.rindex("batches per second") :]
+
+
+def test_in_a_notebook_the_output_of_the_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[str]] = []
+
+    class Handle:
+        def update(self, page: str) -> None:
+            shown[-1].append(page)
+
+    def display(page: str, *, display_id: bool) -> Handle:
+        assert display_id
+        shown.append([page])
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
+    loader = numbers_loader()
+    target = Console(file=io.StringIO(), force_jupyter=True)
+    with LoaderPanel(loader, console=target, refresh_seconds=0.02):
+        assert wait_until(lambda: len(shown[0]) >= 3, 20)
+        assert len(list(islice(loader, 30))) == 30
+    assert len(shown) == 1
+    last = shown[0][-1]
+    assert last.startswith("<pre")
+    text = html.unescape(re.sub("<[^>]*>", "", last))
+    assert "trainer blocked" in text
+    assert re.search(r"batches per second +\S+ +30 in 0 s", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_has_all_numbers_at_each_width(width: int) -> None:
+    target = Console(file=io.StringIO(), width=width, color_system=None)
+    loader = full_loader()
+    target.print(LoaderPanel(loader).render())
+    text = target.file.getvalue()  # type: ignore[attr-defined]
+    assert {len(line) for line in text.splitlines()} == {width}
+    words = " ".join(line.strip("│ ") for line in text.splitlines())
+    words = re.sub("[━╸╺ ]+", " ", words)
+    for part in (
+        "5.0% in all 5.0%, first batch after 2.5 s",
+        "2.0 21 in 12 s",
+        "0.4 MB/s 80 samples/s",
+        "0.52 6.5 s, computing 92%",
+        "dali-cpu 97, pil 900",
+        "75.0% 750 samples, 76.5% wanted now",
+        "7 encode_sample 5, filter 2",
+        "a.tar/k1: [red]not an image[/]",
+    ):
+        assert part in words, (part, text)
+    assert ("━" in text) == (width >= 80)
 
 
 def test_without_a_terminal_it_prints_lines() -> None:
@@ -120,3 +176,23 @@ def test_times_must_be_positive(options: Any) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_panel_says_what_limits_a_loader_whose_trainer_waits() -> None:
+    hooks: Any = {"hooks": ["encode_sample"]}
+    waits = LoaderStatistics(
+        batches=20,
+        elapsed_seconds=10.0,
+        blocked_seconds=9.0,
+        first_batch_seconds=0.1,
+        stage_seconds={"encode_sample": 19.0, "decode": 1.0},
+        cpu_seconds={"encode_sample": 0.1, "decode": 1.0},
+        **hooks,
+    )
+    advice = loader_panel._advice(waits, 2)
+    assert "Your hook encode_sample takes most of it: 95% of the work, and it sleeps" in advice
+    assert "more workers help" in advice
+    assert loader_panel._advice(replace(waits, blocked_seconds=0.5), 2) == ""
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(loader_panel._Body(waits, waits, advice))
+    assert "Your hook encode_sample takes most of it" in " ".join(console.export_text().split())

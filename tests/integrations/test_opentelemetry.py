@@ -21,7 +21,7 @@ def test_an_exporter_reads_the_statistics(monkeypatch: pytest.MonkeyPatch) -> No
     found = {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
     assert len(found) == len(DECLARATIONS)
     stage = found["energon_dali.stage"]
-    assert (stage.unit, stage.description) == ("s", "Time at work per stage, summed over all processes.")
+    assert (stage.unit, stage.description) == ("s", "Time per stage, summed over all processes.")
     assert stage.data.is_monotonic
     points = {point.attributes["stage"]: point.value for point in stage.data.data_points}
     assert points == everything().stage_seconds

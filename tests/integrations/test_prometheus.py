@@ -272,7 +272,7 @@ def check_prometheus(api: str) -> None:
     assert (row["metric"]["loader"], row["metric"]["rank"], row["value"][1]) == ("train", "0", "4")
     metadata = json.loads(read(f"{api}targets/metadata?metric=energon_dali_stage_seconds"))["data"]
     assert metadata[0]["type"] == "counter"
-    assert metadata[0]["help"] == "Time at work per stage, summed over all processes."
+    assert metadata[0]["help"] == "Time per stage, summed over all processes."
     for query in queries():
         if query.startswith("label_values"):
             continue

@@ -21,6 +21,8 @@ from energon_dali import (
 )
 from energon_dali.loader import auto_workers
 from energon_dali.loader.auto_workers import AutoWorkers
+from energon_dali.loader.host_memory import MemoryLeft
+from energon_dali.loader.statistics import LoaderStatistics
 from tests.loader.dataset_folder import captioning_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -111,23 +113,40 @@ class Trainer:
     Args:
         step_seconds: The trainer's own time per step.
         batch_seconds: Time for a batch, by number of workers.
+        busy: Share of their time that workers compute.
     """
 
-    def __init__(self, step_seconds: float, batch_seconds: dict[int, float]) -> None:
+    def __init__(self, step_seconds: float, batch_seconds: dict[int, float], busy: float = 0.0) -> None:
         self.now = 0.0
         self.step_seconds = step_seconds
         self.batch_seconds = batch_seconds
+        self.busy = busy
+        self.stages = {"read": 0.0}
+        self.cpu = {"read": 0.0}
 
     def run(self, auto: AutoWorkers, steps: int) -> None:
         for _ in range(steps):
-            auto.decide()
+            auto.decide(self.statistics)
             waited = max(0.0, self.batch_seconds[auto.current] - self.step_seconds)
-            self.now += self.step_seconds + waited
+            seconds = self.step_seconds + waited
+            self.now += seconds
+            self.stages["read"] += seconds * auto.current
+            self.cpu["read"] += seconds * auto.current * self.busy
             auto.note(waited)
 
+    def statistics(self) -> LoaderStatistics:
+        return LoaderStatistics(
+            batches=1,
+            elapsed_seconds=self.now,
+            blocked_seconds=self.now,
+            first_batch_seconds=0.0,
+            stage_seconds=dict(self.stages),
+            cpu_seconds=dict(self.cpu),
+        )
 
-def moves(step_seconds: float, batch_seconds: dict[int, float], start: int = 1) -> list[int]:
-    trainer = Trainer(step_seconds, batch_seconds)
+
+def moves(step_seconds: float, batch_seconds: dict[int, float], start: int = 1, busy: float = 0.0) -> list[int]:
+    trainer = Trainer(step_seconds, batch_seconds, busy)
     auto = AutoWorkers(sorted(batch_seconds), start, lambda: trainer.now)
     trainer.run(auto, 5000)
     assert len(auto.changes) <= auto_workers.MOST_CHANGES
@@ -140,6 +159,55 @@ def test_auto_takes_as_many_workers_as_the_trainer_needs() -> None:
     assert moves(0.5, {1: 0.4, 2: 0.2, 4: 0.1, 8: 0.1}, 4) == [4, 2, 1]
     assert moves(0.3, {1: 0.4, 2: 0.2, 4: 0.1}, 4) == [4, 2, 1, 2]
     assert moves(0.3, {1: 0.306, 2: 0.2}) == [1]
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_workers, "cores_per_rank", lambda: 2)
+    monkeypatch.setattr(auto_workers, "memory_left", lambda: MemoryLeft(2**34, 2**35))
+
+
+HALVES = {1: 0.8, 2: 0.4, 4: 0.2, 8: 0.1, 16: 0.05}
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_auto_has_more_workers_than_cores_where_they_sleep() -> None:
+    assert moves(0.01, HALVES, busy=0.05) == [1, 2, 4, 8, 16]
+    assert moves(0.01, HALVES, busy=0.4) == [1, 2, 4], "8 would need 3.2 cores"
+    assert moves(0.01, HALVES, busy=1.0) == [1, 2]
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(
+    ("batch_seconds", "step_seconds", "busy", "reason"),
+    [
+        (HALVES, 0.01, 1.0, "4 workers would need more than 2 cores: 2 keep 2.0 busy. Most of the work"),
+        ({1: 0.4, 2: 0.2}, 0.01, 0.0, "2 is the most that there is: give more num_streams. Waiting for storage"),
+        ({1: 0.4, 2: 0.4}, 0.01, 0.0, "2 were tried: 2 workers deliver no more: 2.5 after 2.5 batches/s"),
+        ({1: 0.4, 2: 0.2}, 0.6, 0.0, "the trainer never waits"),
+        ({1: 0.4, 2: 0.2}, 0.39, 0.0, "the trainer waits 3% of the time"),
+    ],
+)
+def test_auto_says_why_the_number_stays(
+    batch_seconds: dict[int, float], step_seconds: float, busy: float, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(step_seconds, batch_seconds, busy)
+    auto = AutoWorkers(sorted(batch_seconds), 1, lambda: trainer.now)
+    with caplog.at_level(logging.INFO, "energon_dali.loader"):
+        trainer.run(auto, 2000)
+    assert reason in auto.reason
+    assert caplog.text.count(f"it stays at {auto.current}, because") == 1, "said once"
+    assert reason in caplog.text
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_auto_starts_no_worker_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_workers, "memory_left", lambda: MemoryLeft(2**28, 2**35))
+    trainer = Trainer(0.01, HALVES)
+    auto = AutoWorkers(sorted(HALVES), 1, lambda: trainer.now)
+    trainer.run(auto, 500)
+    assert auto.current == 1
+    assert "only 0.2 GiB of memory are left for more workers" in auto.reason
 
 
 def test_auto_changes_workers_during_a_run_and_says_so(

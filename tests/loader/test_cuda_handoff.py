@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from energon_dali import WorkerConfig
+from energon_dali.errors import ConfigError
 from energon_dali.loader.cuda_handoff import CudaHandoff, find_cuda_tensors, strided_parts
+from energon_dali.loader.get_loader import get_savable_loader
 from energon_dali.samples.base import Sample
 from tests.fake_cuda import FakeCuda, GpuTensor, Stream
+from tests.loader.numbers_dataset import tree
 
 
 def run_rank(handoff: CudaHandoff, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
@@ -126,3 +130,17 @@ def test_finds_tensors_wherever_batches_hold_them() -> None:
     ]
     assert {id(tensor) for tensor in find_cuda_tensors(batch)} == set(map(id, tensors))
     assert len(list(find_cuda_tensors(batch))) == 6
+
+
+def test_no_batch_is_lost_when_one_is_taken_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda().install(monkeypatch)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    with get_savable_loader(tree(config, lengths=[10], block_size=1), pin_memory=False) as loader:
+        batches = iter(loader)
+        first, state = next(batches), loader.save_state_rank()
+        cuda.captures = True
+        with pytest.raises(ConfigError, match="A batch was taken while this thread captures a CUDA graph"):
+            next(batches)
+        cuda.captures = False
+        assert loader.save_state_rank() == state
+        assert (first[-1], next(batches)[-1]) == (0, 1)

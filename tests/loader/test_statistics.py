@@ -14,7 +14,6 @@ def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None
         batches=old.batches + 10,
         elapsed_seconds=old.elapsed_seconds + 5,
         blocked_seconds=old.blocked_seconds + 1,
-        queue_occupancy=(0.75 * 21 + 0.25 * 10) / 31,
         stage_seconds={**old.stage_seconds, "load": 6.0, "batch": 0.5},
         routes={"pil": 910, "dali-cpu": 97},
         block_bytes=old.block_bytes + 100,
@@ -36,7 +35,6 @@ def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None
     assert between.first_batch_seconds is None
     assert between.blocked_share == pytest.approx(0.2)
     assert between.batches_per_second == 2
-    assert between.queue_occupancy == pytest.approx(0.25)
     assert between.stage_seconds == {"read": 0, "load": 2.0, "encode_sample": 0, "rank": 0, "batch": 0.5}
     assert between.routes == {"pil": 10, "dali-cpu": 0}
     assert between.block_bytes == 100

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from energon_dali.calls import check_function, explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, own_copy
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, is_of_user, own_copy
 from energon_dali.datasets.restore_key import expect_name
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
@@ -148,7 +147,8 @@ class _IterMapIterator(WrapperIterator[Any]):
         self._dataset = dataset
         tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
         self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
-        self._metrics = context.metrics
+        self._clock = context.metrics.clock(dataset.stage)
+        self._clock.is_hook |= is_of_user(dataset.iter_map_fn)
         self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, dataset.hook_seed
         self._index = 0
         """Outputs so far."""
@@ -168,7 +168,7 @@ class _IterMapIterator(WrapperIterator[Any]):
         while True:
             elements = self._elements or self._begin()
             index = self._index * self._num_streams + self._stream
-            started = time.perf_counter()
+            outer = self._clock.begin()
             try:
                 with sample_context(index, self._seed):
                     if self._outputs is None:
@@ -191,7 +191,7 @@ class _IterMapIterator(WrapperIterator[Any]):
                 self._policy.on_failure(error, elements.last)
                 continue
             finally:
-                self._metrics.add_time(self._dataset.stage, time.perf_counter() - started)
+                self._clock.end(outer)
             self._policy.on_success()
             self._fresh = False
             self._offset = 0 if elements.taken else self._offset + 1

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_dali.decode.clips.video_clips import Float64Array, VideoClips
-from energon_dali.decode.front_ends import VideoLayout
-from energon_dali.decode.interface import MediaHandle
+from energon_dali.decode.front_ends import VideoInput, VideoLayout
+from energon_dali.decode.interface import MediaHandle, Route
 from energon_dali.decode.spec import DecodeScale
 from energon_dali.errors import ConfigError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples.kinds import Clips
 
 if TYPE_CHECKING:
-    from energon_dali.av import AVLimits
+    from energon_dali.av import AVLimits, MediaFile
     from energon_dali.av.colour import ColourFacts
     from energon_dali.av.sparse_media import SparseMedia
+    from energon_dali.decode.video_backends.base import BackendName, Kind
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -59,7 +61,19 @@ class ClipsHandle(MediaHandle):
     """Whether a decoder may count packets: there is one video stream, each of its packets is one shown frame, and no
     frame is shown before the keyframe that precedes it in the file."""
     uniform_frames: bool | None = None
-    """Whether the headers of all frames state the same size and pixel format; None if not yet determined."""
+    """Whether the headers of all frames state the same size and pixel format, and that frames are shown whole; None if
+    not yet determined."""
+    constant_frames: bool | None = None
+    """Likewise, of frames of which a part may be shown."""
+    stored_rotation: int | None = None
+    """Degrees by which the file wants its frames rotated counter-clockwise, whatever the spec asks for; None if not yet
+    determined (`find_colour`)."""
+    declared_matrix: int | None = None
+    """AVColorSpace of the first frame as FFmpeg reports it; None if not yet determined (`find_colour`)."""
+    stream_matrix: int | None = None
+    """AVColorSpace that the packets alone declare, whatever the container says; None if not yet determined."""
+    backend: tuple[BackendName, Kind] | None = None
+    """The video backend that was chosen, and the kind of device for which it was; None if nobody chose yet."""
     rotation: int = 0
     """Degrees by which frames are rotated counter-clockwise if the spec asks for it: 0, 90, 180 or 270."""
     audio_codec: str = ""
@@ -68,8 +82,12 @@ class ClipsHandle(MediaHandle):
     """Limits for decoding; None for the defaults."""
     decode_scale: DecodeScale = "exact"
     """How far PyAV's frames that become smaller may differ from an exact conversion."""
-    decoded: Clips | None = None
-    """The clips, if they are already decoded and only have to be moved to a device; `data` is then empty."""
+    decoded: Clips | VideoInput | None = None
+    """The clips, or what the front end made of them, if that only has to be moved to a device; `data` is then empty."""
+    decoded_by: Route = "pyav"
+    """What decoded it, in that case."""
+    sound: Clips | None = None
+    """The clips with their audio and without frames, if a worker decoded it; None otherwise."""
 
     @property
     def layout(self) -> VideoLayout:
@@ -91,15 +109,17 @@ class ClipsHandle(MediaHandle):
         Raises:
             DecodeError: The data cannot be decoded.
         """
-        from energon_dali.decode.pyav import decode_clips, render_video  # here, because pyav imports this class
+        from energon_dali.decode.pyav import decode_and_render  # here, because pyav imports this class
 
-        clips = decode_clips(self)
-        return clips if self.spec.front_end is None else render_video(self, clips)
+        return decode_and_render(self)
 
-    def find_colour(self) -> ColourFacts:
+    def find_colour(self, file: MediaFile | None = None) -> ColourFacts:
         """Returns how the stored frames become RGB, according to the first frame, which is decoded once per handle.
 
         The header is not enough: decoders set the colours of their frames, whatever the container says.
+
+        Args:
+            file: The same file, if it is already open; it stays open.
 
         Raises:
             DecodeError: No frame can be decoded.
@@ -107,8 +127,12 @@ class ClipsHandle(MediaHandle):
         if self.colour is None:
             from energon_dali.av import MediaFile, VideoReader
 
-            with MediaFile(self.data, limits=self.limits, threads=1) as file:
-                self.colour = VideoReader(file).colours
+            with (
+                nullcontext(file) if file is not None else MediaFile(self.data, limits=self.limits, threads=1) as opened
+            ):
+                reader = VideoReader(opened)
+                self.colour, self.stored_rotation = reader.colours, reader.rotation
+                self.declared_matrix = reader.declared_matrix
         return self.colour
 
     def __repr__(self) -> str:

@@ -8,35 +8,35 @@ from dataclasses import asdict, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.calls import explain_call
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.dispatch import (
-    DaliHandle,
-    DecodedHandle,
-    goes_to_dali,
-    is_eligible_image,
-    is_left_to_pil,
-    submit_block,
-)
+from energon_dali.decode.dali.dispatch import DaliHandle, is_eligible_image, is_left_to_pil, submit_block
 from energon_dali.decode.dali.runtime.device import (
     Device,
     DeviceOption,
     check_device_option,
     has_dali,
+    likely_gpu,
     load_dali,
     resolve_device,
     sees_gpu,
     uses_dali,
 )
+from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
-from energon_dali.decode.dali.video.nvdec import library_obstacle
 from energon_dali.decode.images import decode_image, screen_image
-from energon_dali.decode.interface import MediaHandle, Outcome, Placement
+from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.part_kind import decodes_kind
-from energon_dali.errors import ConfigError
+from energon_dali.decode.video_backends.base import BackendOption, VideoBackend, VideoDevice
+from energon_dali.decode.video_backends.choice import BACKENDS, check_backend_option, choose_backend, wanted_backends
+from energon_dali.decode.video_backends.excerpt import excerpt_of
+from energon_dali.decode.video_backends.frame_backend import FrameBackend
+from energon_dali.decode.video_backends.nvdec import Nvdec, ask_nvdec, library_obstacle
+from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples.base import SourceInfo
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class DaliDecoder(MediaDecoder):
             `thresholds`), "cpu", "gpu" (torch's current one) or an ordinal.
         video_decode_device: Likewise for clips of videos. "auto" takes the fastest choice for each video; PyAV is one
             of the choices.
+        video_backend: The library that decodes clips: "auto", "dali", "pyav", "torchcodec" or "pynvvideocodec". What
+            it does not decode correctly, PyAV decodes in the workers. docs/decoders.md#video-backends.
         num_threads: CPU threads of a pipeline. None means the cores of the rank, its share of the host's, at most 32 on
             the CPU. On a GPU it means half of them, at most 8 for images and 16 for videos; formats that CPU threads
             decode (PNG, BMP, PNM) get all, at most 16. `energon-dali doctor` shows them.
@@ -86,6 +88,7 @@ class DaliDecoder(MediaDecoder):
         *,
         image_decode_device: DeviceOption = "auto",
         video_decode_device: DeviceOption = "auto",
+        video_backend: BackendOption = "auto",
         num_threads: int | None = None,
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         feed: Literal["block", "native"] = "block",
@@ -96,6 +99,7 @@ class DaliDecoder(MediaDecoder):
         super().__init__(**options)
         check_device_option("image_decode_device", image_decode_device)
         check_device_option("video_decode_device", video_decode_device)
+        check_backend_option(video_backend, video_decode_device)
         if feed not in ("block", "native"):
             raise ConfigError(
                 f'feed={feed!r} is unknown. Give "block", which takes encoded images from the workers and works with '
@@ -128,6 +132,9 @@ class DaliDecoder(MediaDecoder):
             )
         self.image_decode_device = image_decode_device
         self.video_decode_device = video_decode_device
+        self.video_backend = video_backend
+        self.nvdec: Nvdec | None = None
+        """What the GPU's hardware decoders decode, once `prepare_workers` asked it."""
         self.num_threads = num_threads
         self.max_batch_size = max_batch_size
         self.feed = feed
@@ -140,6 +147,7 @@ class DaliDecoder(MediaDecoder):
             max_batch_size=max_batch_size,
             gpu_memory_budget_bytes=gpu_memory_budget_bytes,
             tuning=self.tuning,
+            video_backend=video_backend,
         )
 
     @cached_property  # asked for every image
@@ -227,10 +235,26 @@ class DaliDecoder(MediaDecoder):
         """Returns the options as plain values."""
         return {**super().config(), "feed": self.feed, **asdict(self.engine_options)}
 
-    def takes_sparse(self, name: str) -> bool:
-        # A GPU decodes files, so they are read whole where it may decode clips.
-        uses_gpu = self.video_decode_device != "cpu" and sees_gpu() and self.placement == "rank"
-        return super().takes_sparse(name) and not (uses_gpu and isinstance(self.av_decode, VideoClips))
+    def prepare_workers(self) -> None:
+        if not isinstance(self.av_decode, VideoClips) or not self._decodes_clips_on_gpu() or self.placement != "rank":
+            return
+        self.nvdec = ask_nvdec(likely_gpu(self.video_decode_device))
+
+    @property
+    def finishes_in_worker(self) -> bool:
+        clips = self.av_decode
+        has_front_end = isinstance(clips, VideoClips) and clips.front_end is not None
+        return self.placement == "rank" and (self.spec.front_end is not None or has_front_end)
+
+    def finish_in_worker(self, handle: MediaHandle, *, decodes: bool = True) -> MediaHandle:
+        if handle.spec.front_end is None or isinstance(handle, (DaliHandle, DecodedHandle)):
+            return handle  # the others were decoded when they were read
+        try:
+            if isinstance(handle, ClipsHandle):
+                return self._settle_clips(handle, None, decodes=decodes)
+            return _with_pixels(handle, decode_image(handle)) if decodes else handle
+        except DecodeError:
+            return handle
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"
@@ -242,9 +266,7 @@ class DaliDecoder(MediaDecoder):
         pixels = decode_image(handle)
         if not (in_rank and self._may_use_gpu() and self.spec.container == "torch"):
             return pixels
-        # A worker must not touch the GPU, so it decodes here, in parallel to other workers; the rank moves the pixels.
-        values = {field.name: getattr(handle, field.name) for field in fields(MediaHandle)}
-        return DecodedHandle(**{**values, "data": b""}, pixels=pixels)
+        return _with_pixels(handle, pixels)
 
     def _prefers_dali(self, handle: DaliHandle) -> bool:
         spec = self.spec
@@ -257,19 +279,82 @@ class DaliDecoder(MediaDecoder):
         # With a front end not decoded here, whatever decodes it: hooks before decoding see its frames and its tokens.
         if handle.spec.front_end is not None or self.placement == "worker":
             return super()._finish_clips(handle, file)
-        on_gpu = self.video_decode_device != "cpu" and sees_gpu()
-        # Only the rank may ask the GPU whether it decodes AV1.
-        if goes_to_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
-            on_gpu and handle.codec == "av1" and not library_obstacle()
-        ):
-            file.close()
+        with file:
+            handle = self._settle_clips(handle, file, decodes=True)
+        return handle if handle.decoded is None or self._decodes_clips_on_gpu() else handle.decoded
+
+    def _settle_clips(self, handle: ClipsHandle, file: MediaFile | None, *, decodes: bool) -> ClipsHandle:
+        """Chooses the backend of a video in a worker, and decodes there what workers decode, and all audio.
+
+        Args:
+            handle: The video.
+            file: The same file, if it is open.
+            decodes: Whether it may be decoded.
+
+        Returns:
+            The video as it travels to the rank.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        from energon_dali.decode.pyav import decode_audio_of_clips
+
+        if handle.decoded is not None:
             return handle
-        clips = super()._finish_clips(handle, file)
-        if not on_gpu:
-            return clips
-        # A worker must not touch the GPU, so it decodes here, in parallel to other workers; the rank moves the frames.
-        handle.decoded, handle.data = clips, b""
+        where = self._video_device()
+        candidate: ClipsHandle | None = handle
+        if isinstance(handle.data, SparseMedia) and where.kind == "gpu":
+            wanted = wanted_backends(handle, self.engine_options, where)
+            candidate = excerpt_of(handle, file) if wanted else None
+        backend = BACKENDS["pyav"]
+        if candidate is not None:
+            backend = choose_backend(candidate, self.engine_options, where, file if candidate is handle else None)
+        in_worker = backend.runs_in_worker(where.kind)
+        if decodes and in_worker:
+            self._decode_clips(handle, file, backend)
+        elif decodes and handle.sound is None and handle.spec.clip_audio is not None:
+            handle.sound = decode_audio_of_clips(handle, file)
+        if candidate is not None and candidate is not handle and not in_worker:
+            candidate.sound, handle = handle.sound, candidate
+        handle.backend = backend.name, where.kind
         return handle
+
+    def _decode_clips(self, handle: ClipsHandle, file: MediaFile | None, backend: VideoBackend) -> None:
+        """Decodes a video in a worker.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        from energon_dali.decode.pyav import decode_and_render
+
+        if backend is BACKENDS["pyav"]:
+            handle.decoded, handle.decoded_by = decode_and_render(handle, file), "pyav"
+        else:
+            assert isinstance(backend, FrameBackend), "only those decode in workers"
+            outcome = backend.decode(handle, Device("cpu"))
+            if isinstance(outcome, DecodeFailure):
+                raise DecodeError(outcome.reason, outcome.format, outcome.route)
+            handle.decoded, handle.decoded_by = outcome.value, outcome.route
+        handle.data = b""
+
+    def _decodes_clips_on_gpu(self) -> bool:
+        return self.video_decode_device != "cpu" and sees_gpu()
+
+    def _video_device(self) -> VideoDevice:
+        """Returns where the rank decodes videos, as far as a worker, which must not touch a GPU, can find out."""
+        if not self._decodes_clips_on_gpu():
+            return VideoDevice("cpu")
+        obstacle = library_obstacle() if self.nvdec is None else ""
+        return VideoDevice("gpu", Nvdec({}, obstacle) if obstacle else self.nvdec)
 
     def _may_use_gpu(self) -> bool:
         return self.image_decode_device != "cpu" and sees_gpu()
+
+
+def _with_pixels(handle: MediaHandle, pixels: Any) -> DecodedHandle:
+    """Returns a handle with what a worker made of it.
+
+    A worker must not touch the GPU, so it decodes, in parallel to other workers, and the rank moves the pixels.
+    """
+    values = {field.name: getattr(handle, field.name) for field in fields(MediaHandle)}
+    return DecodedHandle(**{**values, "data": b""}, pixels=pixels)

@@ -1,93 +1,44 @@
-"""Chooses what decodes a file, and sends the handles of a block there: DALI engines, one per graph, and PIL or PyAV.
+"""Sends the handles of a block to what decodes them: video backends, DALI engines, one per graph, and PIL.
 
-Workers choose for each file, which they decode themselves where DALI does not; the rank sends blocks.
+Workers choose for each file, and decode themselves what no GPU takes; the rank sends blocks.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine, render
 from energon_dali.decode.dali.images.graph import ImageGraph, can_finish
-from energon_dali.decode.dali.runtime.blocks import (
-    FutureGroup,
-    bring_to_device,
-    consumer_stream,
-    host_threads,
-    seal,
-    work_stream,
-)
-from energon_dali.decode.dali.runtime.device import Device, DeviceOption, resolve_device, use_device
-from energon_dali.decode.dali.runtime.engine import engine_for, memory_of
+from energon_dali.decode.dali.runtime.blocks import FutureGroup, consumer_stream
+from energon_dali.decode.dali.runtime.device import Device, resolve_device
+from energon_dali.decode.dali.runtime.engine import engine_for
+from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle, decode_on_host, host_threads
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions, PipelineOptions
-from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.images import screen_image
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.media_decoder import decode_on_cpu
 from energon_dali.decode.operations import crops_resized
 from energon_dali.decode.reduction import decoded_factor
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import DecodeError
 
+if TYPE_CHECKING:
+    from energon_dali.decode.video_backends.base import VideoBackend
+
 _LEAST_FACTOR = 4
 """Divisor of both sides from which on PIL's smaller image takes less time (docs/benchmarks.md, 1920 x 1080)."""
-_MAX_VIDEOS_PER_RUN = 16
-"""A run ends with its slowest video, and its frames take memory at their full size."""
-_of_thread = threading.local()
-"""`streams`: the CUDA streams on which a thread of the pool copies, by device."""
 
 
 class DaliHandle(MediaHandle):
     """A handle that passed screening and `is_eligible_image`; the rank trusts it and screens all other handles."""
 
     __slots__ = ()
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class DecodedHandle(MediaHandle):
-    """An image that PIL decoded in a worker, to be moved to a GPU by the rank; `data` is empty.
-
-    A worker must not touch the GPU, and the rank's process has few threads to spare for PIL.
-    """
-
-    pixels: Any = None
-    """Torch tensor, numpy array or PIL image, as the spec says."""
-
-    def decode(self) -> Any:
-        """Returns the pixels, on the CPU."""
-        return self.pixels
-
-
-def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
-    """Returns whether DALI, and not PyAV, decodes the clips of a video.
-
-    Args:
-        handle: The video.
-        option: `video_decode_device` as the user gave it. "auto" takes DALI where it is faster; any other option takes
-            it wherever it decodes the video correctly.
-        device: Where DALI would decode it; a GPU without an ordinal in a process that must not touch the GPU.
-    """
-    from energon_dali.decode.dali.video.eligibility import is_eligible_video
-    from energon_dali.decode.dali.video.nvdec import decodes_on
-
-    if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
-        return False
-    if option == "auto" and not prefers_dali_clips(
-        handle.codec, handle.width, handle.height, handle.frames_to_decode, device.kind
-    ):
-        return False
-    if device.kind == "gpu" and not decodes_on(device, handle.codec, handle.width, handle.height):
-        return False
-    return is_eligible_video(handle, device.kind, device.ordinal)
 
 
 def is_left_to_pil(handle: MediaHandle) -> bool:
@@ -133,26 +84,11 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
     clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
     if not clips:
         return _submit_images(options, handles)
-    from energon_dali.decode.dali.video.nvdec import warn_without_nvdec
-
     device = resolve_device(options.video_decode_device, "video")
-    warn_without_nvdec(device)
     stream = consumer_stream(device)
     block = FutureGroup(len(handles), stream)
-    for_dali: dict[int, ClipsHandle] = {}
-    for position in clips:
-        handle = handles[position]
-        assert isinstance(handle, ClipsHandle)
-        if goes_to_dali(handle, options.video_decode_device, device) and _has_decoder_for(handle, options, device):
-            for_dali[position] = handle
-        else:
-            block.put_when_done([position], host_threads().submit(_decode_in_pool, handle, device, stream))
-    if for_dali:
-        submitted = list(for_dali.values())
-        done = submit_clips(options, device, submitted, stream)
-        if device.kind == "cpu" and any(handle.spec.front_end is not None for handle in submitted):
-            done = _render_when_decoded(done, submitted)
-        block.put_when_done(list(for_dali), done)
+    videos = {position: cast("ClipsHandle", handles[position]) for position in clips}
+    _submit_videos(options, device, videos, stream, block)
     if len(clips) < len(handles):
         chosen = set(clips)
         images = [position for position in range(len(handles)) if position not in chosen]
@@ -160,53 +96,35 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
     return block.future
 
 
-def _has_decoder_for(handle: ClipsHandle, options: EngineOptions, device: Device) -> bool:
-    """Returns whether the memory of a GPU has room for the hardware decoders of a video's size."""
-    if device.kind == "cpu":
-        return True
-    from energon_dali.decode.dali.video.nvdec import decoder_cache
-
-    cache = decoder_cache(memory_of(device, options.gpu_memory_budget_bytes))
-    return cache.admit(handle.codec, handle.width, handle.height, options.threads_on(device, "video"))
-
-
-def submit_clips(
-    options: EngineOptions, device: Device, handles: Sequence[ClipsHandle], stream: Any = None
-) -> Future[list[Outcome]]:
-    """Starts to decode the clips of videos with DALI; returns a future of one outcome per handle, in their order.
-
-    PyAV decodes a video that DALI cannot decode after all (route "fallback"), and always the audio.
+def _submit_videos(
+    options: EngineOptions, device: Device, handles: dict[int, ClipsHandle], stream: Any, block: FutureGroup
+) -> None:
+    """Starts to decode videos, each with the backend that a worker chose, or that is chosen now.
 
     Args:
-        options: Threads and limits of the decoder.
-        device: Where to decode.
-        handles: Videos that pass `is_eligible_video` there. Their data must not change until the future is done.
-        stream: torch.cuda.Stream on which the frames will be used, on a GPU. It does not wait for them yet.
-
-    Returns:
-        A future that fails only with DeviceFailedError or MemoryError, never because of a file.
+        options: Of the decoder.
+        device: Where the block is decoded.
+        handles: Videos by their positions in the block.
+        stream: torch.cuda.Stream on which the frames will be used; None on the CPU.
+        block: Takes the outcomes.
     """
-    from energon_dali.decode.dali.video.engine import (
-        DaliVideoEngine,  # PyAV too: blocks of images do without it
-        VideoGraph,
-        find_correction,
-    )
+    from energon_dali.decode.video_backends.choice import BACKENDS, choose_backend, device_of_rank
+    from energon_dali.decode.video_backends.nvdec import warn_without_nvdec
 
-    groups: dict[VideoClips, list[int]] = {}
-    for position, handle in enumerate(handles):
-        groups.setdefault(handle.spec, []).append(position)
-    block = FutureGroup(len(handles))
-    for spec, positions in groups.items():
-        group = [handles[i] for i in positions]
-        corrects = any(not find_correction(handle).is_identity for handle in group)
-        engine = engine_for(
-            DaliVideoEngine,
-            VideoGraph.from_spec(spec, device, corrects=corrects),
-            options.on(device, "video", most_samples=_MAX_VIDEOS_PER_RUN),
-            gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
-        )
-        block.put_when_done(positions, engine.submit(group, stream=stream))
-    return block.future
+    warn_without_nvdec(device)
+    where = device_of_rank(device)
+    groups: dict[VideoBackend, list[int]] = {}
+    for position, handle in handles.items():
+        backend = choose_backend(handle, options, where)
+        if not backend.has_room(handle, options, device):
+            backend = BACKENDS["pyav"]
+        groups.setdefault(backend, []).append(position)
+    for backend, positions in groups.items():
+        group = [handles[position] for position in positions]
+        done = backend.submit(options, device, group, stream)
+        if backend.name == "dali" and device.kind == "cpu" and any(handle.spec.front_end for handle in group):
+            done = _render_when_decoded(done, group)
+        block.put_when_done(positions, done)
 
 
 def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
@@ -236,7 +154,7 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
             on_host = device.kind == "gpu" and not has_gpu_codec(handle.format)
             groups.setdefault((handle.spec, on_host), []).append(position)
         else:
-            block.put_when_done([position], host_threads().submit(_decode_in_pool, handle, device, stream))
+            block.put_when_done([position], decode_on_host(handle, device, stream))
     for (spec, on_host), positions in groups.items():
         part = _submit_to_engine(options, spec, device, [handles[i] for i in positions], stream, on_host)
         block.put_when_done(positions, part)
@@ -294,33 +212,6 @@ def _is_eligible(handle: MediaHandle, device: Device) -> bool:
         return False
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
     return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)
-
-
-# --- on the threads of the pool ------------------------------------------------------------------------------------
-
-
-def _decode_in_pool(handle: MediaHandle, device: Device, consumer: Any) -> list[Outcome]:
-    """Returns the outcome of a handle that the CPU decodes, or has decoded, with its values copied to the device.
-
-    Args:
-        handle: The handle.
-        device: Where the other values of the block are.
-        consumer: torch.cuda.Stream on which they will be used.
-    """
-    use_device(device)
-    streams: dict[Device, Any] = _of_thread.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = work_stream(device)
-    work = streams[device]
-    copies = consumer if work is None else work
-
-    def bring(value: Any) -> Any:
-        return bring_to_device(value, device, copies)
-
-    decoded = isinstance(handle, DecodedHandle)
-    outcome = Decoded(bring(handle.decode()), "pil") if decoded else decode_on_cpu(handle, bring)
-    seal([outcome], work, consumer)
-    return [outcome]
 
 
 def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.dali.runtime.device import Device
 
 _MOST = 2**31 - 1
 """DALI counts in 32 bits."""
@@ -76,6 +80,10 @@ class DaliTuning:
                 f"runs_in_flight={self.runs_in_flight} is more than 8. Each run holds a whole batch in memory, and two "
                 "runs already keep DALI busy. Give 1 to 8."
             )
+
+    def copies_to(self, device: Device) -> Device | None:
+        """Returns the device on which results are copied into torch's memory; None if they are not copied."""
+        return device if self.copies_to_torch and device.kind == "gpu" else None
 
     @property
     def image_decoder_options(self) -> dict[str, object]:

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.resampling import Filter
 from energon_dali.errors import ConfigError
@@ -42,6 +43,8 @@ class _Default:
     """Whether a size of one number is height and width; if not, it is the shortest edge."""
     crops: bool | None = None
     """Whether it crops; None: if there is a size for it."""
+    factor: float = 1 / 255
+    """Of each byte ("rescale_factor")."""
 
 
 _SHORTEST_224 = {"shortest_edge": 224}
@@ -53,6 +56,16 @@ _DEFAULTS = {
     "CLIPImageProcessor": _Default(_SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False),
     "ChineseCLIPImageProcessor": _Default(
         _SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False
+    ),
+    "ChameleonImageProcessor": _Default(
+        {"shortest_edge": 512},
+        (1.0, 1.0, 1.0),
+        (1.0, 1.0, 1.0),
+        "lanczos",
+        {"height": 512, "width": 512},
+        True,
+        square=False,
+        factor=0.0078,
     ),
     "ConvNextImageProcessor": _Default({"shortest_edge": 384}, HALF, HALF, "bicubic", square=False),
     "DeiTImageProcessor": _Default({"height": 256, "width": 256}, HALF, HALF, "bicubic", _SQUARE_224),
@@ -128,7 +141,9 @@ class FixedSize(FrontEnd):
             if _pair(pad_size) not in (None, final):
                 raise config.error(f"pad_size={pad_size} pads images of {final}, which is not supported")
         return cls(
-            **config.take_conversion(default.mean, default.std, default.filter, rgb=default.convert_rgb),
+            **config.take_conversion(
+                default.mean, default.std, default.filter, rgb=default.convert_rgb, factor=default.factor
+            ),
             size=pair,
             shortest_edge=shortest,
             crop=crop,
@@ -153,7 +168,9 @@ class FixedSize(FrontEnd):
         return ImageLayout(height, width, (*views, view), tokens, (rows, columns))
 
     def _finished_view(self, height: int, width: int, **fields: Any) -> View:
-        return cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop, **fields)
+        return cropped_view(
+            *resized_size(height, width, self.size, self.shortest_edge), self.crop, by=self.values.arithmetic, **fields
+        )
 
     def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
@@ -228,17 +245,20 @@ def _text_fields(config: ProcessorConfig) -> dict[str, Any]:
     }
 
 
-def background_color(config: ProcessorConfig, mean: tuple[float, ...]) -> tuple[int, int, int] | None:
+def background_color(
+    config: ProcessorConfig, mean: tuple[float, ...], name: str = "image_mean"
+) -> tuple[int, int, int] | None:
     """Returns the bytes of image_mean, with which LLaVA's processors pad images to squares.
 
     Args:
         config: Of the processor.
         mean: Default of image_mean.
+        name: Of the value, if it is another one.
 
     Returns:
         (red, green, blue), or None if they are not bytes: the processor fails when it pads.
     """
-    given = config.take_triple("image_mean", mean, least=-math.inf)
+    given = config.take_triple(name, mean, least=-math.inf)
     red, green, blue = (int(value * 255) for value in given)
     return (red, green, blue) if min(red, green, blue) >= 0 and max(red, green, blue) <= 255 else None
 
@@ -260,17 +280,27 @@ def resized_size(height: int, width: int, size: tuple[int, int] | None, shortest
     return (shortest_edge, longer) if height <= width else (longer, shortest_edge)
 
 
-def cropped_view(height: int, width: int, crop: tuple[int, int] | None, **fields: Any) -> View:
+def cropped_view(
+    height: int, width: int, crop: tuple[int, int] | None, *, by: Arithmetic = "pil", **fields: Any
+) -> View:
     """Returns the view of a resized image whose centre is cut out.
 
     Args:
         height: Of the resized image.
         width: Likewise.
         crop: (height, width) of the centre; None keeps all.
+        by: Whose rounding: that of transformers' PIL backend, or of its torchvision backend. They differ where a crop
+            is larger than the image.
         **fields: Further fields of the view.
     """
     if crop is None or crop == (height, width):
         return View(height, width, **fields)
+    if by == "torch":
+        position = tuple(
+            (wanted - side) // 2 if wanted > side else -((side - wanted) // 2)
+            for side, wanted in zip((height, width), crop, strict=True)
+        )
+        return View(height, width, canvas=crop, position=(position[0], position[1]), **fields)
     return View(height, width, canvas=crop, position=_centre((height, width), crop), **fields)
 
 

@@ -55,10 +55,10 @@ class FrontEnd(ABC):
     """Placeholder of an image in the text, and of each of its features after `expand_text`."""
     image_token_id: int | None = None
     """Id of an image's features in the expanded text, by which token counts recognise an expanded text: that of
-    `image_token`, except for Gemma 3. `from_processor` takes it from a processor that has a tokenizer, or from the
-    config.json of a model's folder."""
+    `image_token`, except where `separate_placeholder` is set. `from_processor` takes it from a processor that has a
+    tokenizer, or from the config.json of a model's folder."""
     placeholder_id: int | None = None
-    """Id of `image_token`, if it is not that of a feature (Gemma 3); taken likewise."""
+    """Id of `image_token`, if it is not that of a feature (Gemma 3, Llama 4); taken likewise."""
     convert_rgb: bool = True
     """Converts gray, palette and CMYK images to RGB and puts transparent ones on white. If not, an image that is not
     RGB is a DecodeError of its sample."""
@@ -67,6 +67,11 @@ class FrontEnd(ABC):
     """Name of the family, for messages and `config`."""
     processors: ClassVar[tuple[str, ...]]
     """Classes of transformers that it stands for, without the suffixes of their backends."""
+    around: ClassVar[tuple[str, ...]] = ()
+    """Classes of processors around them, of models whose text differs: the family is for these alone. Empty: for all
+    that no other family is for."""
+    torchvision_only: ClassVar[frozenset[str]] = frozenset()
+    """Those of `processors` that transformers has with the torchvision backend alone: a folder's values follow it."""
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Keys of `collate` that the model's forward takes."""
     channels_last: ClassVar[bool] = False
@@ -76,6 +81,8 @@ class FrontEnd(ABC):
     float_backends: ClassVar[frozenset[str]] = frozenset()
     """Backends of the processors ("pil", "torch") that return float32 even if they neither rescale nor normalise. The
     others return bytes then."""
+    separate_placeholder: ClassVar[bool] = False
+    """Whether `image_token` is another token than that of a feature, which the field `feature_token` then names."""
     encoder_patch: ClassVar[int] = 14
     """Pixels of a patch's side in the vision encoders of the published models, where no field says it."""
     fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
@@ -206,7 +213,7 @@ class FrontEnd(ABC):
         return layout.num_tokens
 
     def kept_placeholders(self, layout: ImageLayout) -> int:
-        """Returns how often `image_token` is in `image_text` without being a feature; 0 except for Gemma 3.
+        """Returns how often `image_token` is in `image_text` without being a feature; mostly 0.
 
         Args:
             layout: Of the image.
@@ -254,6 +261,10 @@ class FrontEnd(ABC):
                 'with dtype="uint8" to let the model normalise.'
             )
         fold_into(patch_embedding, *self.normalization(), channels_last=self.channels_last)
+
+    def own_dtype(self) -> ImageDtype:
+        """Returns the dtype of the values that the processor returns."""
+        return "float32" if self.values.converts or self.values.arithmetic in self.float_backends else "uint8"
 
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""
@@ -394,7 +405,8 @@ class FrontEnd(ABC):
                 source = source.cropped(
                     view.box, (layout.height, layout.width) if view.source == IMAGE else source.size
                 )
-            resized = source.resized(view.height, view.width, self.filter, self.resampling)
+            kind = view.filter or self.filter
+            resized = source.resized(view.height, view.width, kind, self.resampling, widened=view.widened)
             fills = view.canvas_size == (view.height, view.width) and view.position == (0, 0)
             if fills and not view.emitted:
                 made.append(resized)

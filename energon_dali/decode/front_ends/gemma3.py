@@ -58,6 +58,7 @@ class Gemma3(FrontEnd):
     family: ClassVar[str] = "gemma3"
     processors: ClassVar[tuple[str, ...]] = ("Gemma3ImageProcessor",)
     unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
+    separate_placeholder: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,8 +33,10 @@ class Glm4V(Qwen2VL):
     """Stands for an image in the text, and for each of its features after `expand_text`."""
 
     family: ClassVar[str] = "glm4v"
-    processors: ClassVar[tuple[str, ...]] = ("Glm4vImageProcessor", "Glm46VImageProcessor")
+    processors: ClassVar[tuple[str, ...]] = ("Glm4vImageProcessor", "Glm46VImageProcessor", "GlmgaImageProcessor")
     default_pixels: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 15000)
+    older_names: ClassVar[bool] = False
+    unused_keys: ClassVar[frozenset[str]] = Qwen2VL.unused_keys | {"patch_expand_factor", "min_pixels", "max_pixels"}
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         frames = self.temporal_patch_size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from energon_dali.decode.front_ends.resampling import Filter
+
 IMAGE = -1
 """`View.source` of a view that is resampled from the decoded image."""
 
@@ -33,6 +35,10 @@ class View:
     tile: tuple[int, int] | None = None
     """(height, width) of the tiles that the canvas is cut into, row by row; None is one tile, the canvas. The canvas is
     a whole number of tiles."""
+    filter: Filter | None = None
+    """The filter of this resampling; None is that of the front end."""
+    widened: bool = True
+    """Whether the filter is widened where pixels shrink."""
     emitted: bool = True
     """Whether the view is part of the result; False if other views are only resampled from it."""
 

@@ -91,7 +91,9 @@ class AnyResolution(FrontEnd):
 
     def finished_view(self, size: tuple[int, int], **fields: Any) -> View:
         """Returns the view of pixels of a size after the processor's last resizing and crop."""
-        return cropped_view(*resized_size(*size, self.size, self.shortest_edge), self.crop, **fields)
+        return cropped_view(
+            *resized_size(*size, self.size, self.shortest_edge), self.crop, by=self.values.arithmetic, **fields
+        )
 
     def _finish(
         self, views: list[View], size: tuple[int, int], box: tuple[int, int, int, int] | None, source: int = -1

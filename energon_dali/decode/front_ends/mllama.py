@@ -63,7 +63,9 @@ class Mllama(FrontEnd):
     def layout(self, width: int, height: int) -> ImageLayout:
         rows, columns = _choose_canvas(height, width, self.tile_size, self.max_tiles)
         canvas = (rows * self.tile_size, columns * self.tile_size)
-        view = View(*_fit(height, width, canvas, self.tile_size), canvas=canvas, tile=(self.tile_size, self.tile_size))
+        view = View(
+            *fit_tiles(height, width, canvas, self.tile_size), canvas=canvas, tile=(self.tile_size, self.tile_size)
+        )
         return ImageLayout(height, width, (view,), 1, (rows, columns))
 
     def attention_groups(self, layout: ImageLayout) -> list[tuple[int, int]]:
@@ -142,6 +144,20 @@ def _canvases(most: int) -> tuple[tuple[int, int], ...]:
     return tuple((rows, columns) for rows in sides for columns in sides if rows * columns <= most)
 
 
+@lru_cache(maxsize=64)
+def by_shape(most: int) -> dict[float, tuple[tuple[int, int], ...]]:
+    """Returns all grids with at most so many tiles, by the ratio of their first side to the second.
+
+    The order is that of Llama 4's and Perception LM's processors: by tiles, most first, then by the first side.
+    """
+    shapes: dict[float, tuple[tuple[int, int], ...]] = {}
+    for tiles in range(most, 0, -1):
+        for first in (side for side in range(1, tiles + 1) if tiles % side == 0):
+            grid = (first, tiles // first)
+            shapes[grid[0] / grid[1]] = (*shapes.get(grid[0] / grid[1], ()), grid)
+    return shapes
+
+
 @lru_cache(maxsize=4096)
 def _choose_canvas(height: int, width: int, tile: int, most: int) -> tuple[int, int]:
     """Returns (rows, columns) of the canvas in which an image is least enlarged, else least reduced.
@@ -158,7 +174,7 @@ def _choose_canvas(height: int, width: int, tile: int, most: int) -> tuple[int, 
     return min((fit for fit in fits if fit[0] == wanted), key=lambda fit: fit[1])[2]
 
 
-def _fit(height: int, width: int, canvas: tuple[int, int], tile: int) -> tuple[int, int]:
+def fit_tiles(height: int, width: int, canvas: tuple[int, int], tile: int) -> tuple[int, int]:
     """Returns (height, width) of an image on a canvas: at most the canvas, and enlarged at most to a tile."""
     tall, wide = min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1])
     scale_y, scale_x = tall / height, wide / width

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-Arithmetic = Literal["pil", "torch"]
+Arithmetic = Literal["pil", "torch", "bfloat16"]
 _CHUNK_VALUES = 1 << 17
 """Values that are converted at a time: their float32 stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelValues:
-    """What a byte of an image becomes: value = (byte * rescale - mean) / std, each step only where it is given.
+    """What a byte becomes: value = (byte * rescale - offset - mean) / std / divisor, each step only where it is given.
 
     A byte has 256 values, so `table` is the whole definition, and each way of computing must agree with it bit for bit.
     """
@@ -33,7 +33,18 @@ class PixelValues:
     """Likewise."""
     arithmetic: Arithmetic = "pil"
     """Order of the steps: "pil" as transformers' PIL backend (rescale in float64, round to float32, subtract, divide),
-    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division)."""
+    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division),
+    "bfloat16" as Llama 4's processor (rescale, subtract, divide, each rounded to bfloat16)."""
+    offset: float = 0.0
+    """Subtracted after rescaling, where bytes become -1 to 1 (EfficientNet, ViViT). With one, "torch" has separate
+    steps."""
+    divisor: tuple[float, ...] | None = None
+    """Per channel, after normalisation (EfficientNet divides by its std once more); None does not divide."""
+
+    @property
+    def converts(self) -> bool:
+        """Whether the values are other than the bytes."""
+        return self.rescale is not None or self.mean is not None or self.divisor is not None
 
     def table(self, channels: int = 3) -> NDArray[np.float32]:
         """Returns the value of each byte: float32[channels, 256]. Shared: do not change it."""
@@ -178,24 +189,58 @@ def _largest(values: PixelValues) -> float:
 
 @lru_cache(maxsize=64)
 def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    if values.arithmetic == "bfloat16":
+        return _bfloat16_table(values, channels)
     levels = np.arange(256)[None].repeat(channels, 0)
+    result = _before_division(values, levels, channels)
+    if values.divisor is not None:
+        result = result / _channels(values.divisor, channels)[:, None]
+    result.setflags(write=False)
+    return np.asarray(result, np.float32)
+
+
+def _before_division(values: PixelValues, levels: NDArray[np.int64], channels: int) -> NDArray[np.float32]:
+    result: NDArray[np.float32]
+    if values.offset:
+        result = _rescaled(values, levels) - np.float32(values.offset)
+        if values.mean is not None and values.std is not None:
+            mean, std = (_channels(given, channels)[:, None] for given in (values.mean, values.std))
+            result = (result - mean) / std
+        return result
     if values.mean is None or values.std is None:
-        if values.rescale is None:
-            result = levels.astype(np.float32)
-        elif values.arithmetic == "torch":
-            result = levels.astype(np.float32) * np.float32(values.rescale)
-        else:
-            result = (levels.astype(np.float64) * values.rescale).astype(np.float32)
-    else:
-        mean, std = _channels(values.mean, channels)[:, None], _channels(values.std, channels)[:, None]
-        if values.arithmetic == "torch":
-            if values.rescale is not None:
-                scale = np.float32(1.0 / values.rescale)
-                mean, std = mean * scale, std * scale
-            result = (levels.astype(np.float32) - mean) / std
-        else:
-            scaled = levels.astype(np.float64) if values.rescale is None else levels * np.float64(values.rescale)
-            result = (scaled.astype(np.float32) - mean) / std
+        return _rescaled(values, levels)
+    mean, std = _channels(values.mean, channels)[:, None], _channels(values.std, channels)[:, None]
+    if values.arithmetic == "pil":
+        result = (_rescaled(values, levels) - mean) / std
+        return result
+    if values.rescale is not None:
+        scale = np.float32(1.0 / values.rescale)
+        mean, std = mean * scale, std * scale
+    result = (levels.astype(np.float32) - mean) / std
+    return result
+
+
+def _rescaled(values: PixelValues, levels: NDArray[np.int64]) -> NDArray[np.float32]:
+    if values.rescale is None:
+        return levels.astype(np.float32)
+    if values.arithmetic == "torch":
+        result: NDArray[np.float32] = levels.astype(np.float32) * np.float32(values.rescale)
+        return result
+    return (levels.astype(np.float64) * values.rescale).astype(np.float32)
+
+
+def _bfloat16_table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    import torch
+
+    def column(numbers: tuple[float, ...]) -> torch.Tensor:
+        return torch.from_numpy(_channels(numbers, channels)).to(torch.bfloat16)[:, None]
+
+    levels = torch.arange(256).repeat(channels, 1).to(torch.bfloat16)
+    if values.rescale is not None:
+        levels = levels * values.rescale
+    if values.mean is not None and values.std is not None:
+        levels = (levels - column(values.mean)) / column(values.std)
+    result = levels.float().numpy()
     result.setflags(write=False)
     return np.asarray(result, np.float32)
 

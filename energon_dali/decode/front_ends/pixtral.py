@@ -88,14 +88,54 @@ class Pixtral(FrontEnd):
         return self.break_token.join([self.image_token * columns] * rows) + self.end_token
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
+        return padded_to_largest([image for sample in samples for image in sample])
 
-        images = [image.values[0] for sample in samples for image in sample]
-        sizes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64)
-        height, width = sizes.max(0).values.tolist()
-        if len({image.shape for image in images}) == 1:
-            return {"pixel_values": torch.stack(images), "image_sizes": sizes}
-        values = torch.zeros((len(images), 3, height, width), dtype=images[0].dtype, device=images[0].device)
-        for row, image in zip(values, images, strict=True):
-            row[:, : image.shape[1], : image.shape[2]] = image
-        return {"pixel_values": values, "image_sizes": sizes}
+
+@dataclass(frozen=True, kw_only=True)
+class LightOnOcr(Pixtral):
+    """LightOnOCR: Pixtral without markers in the text."""
+
+    token_side: int = 28
+    """Pixels of a token's side: patch_size * spatial_merge_size of the processor."""
+    image_token: str = "<|image_pad|>"
+
+    family: ClassVar[str] = "lighton_ocr"
+    around: ClassVar[tuple[str, ...]] = ("LightOnOcrProcessor",)
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        side = config.outer_integer("patch_size", 14, least=1, most=LARGEST_PATCH)
+        side *= config.outer_integer("spatial_merge_size", 2, least=1, most=MOST_MERGED)
+        # Its processor does not pass its patch_size to the image processor, as Pixtral's does.
+        config.outer = {name: value for name, value in config.outer.items() if name != "patch_size"}
+        return super().from_config(config).with_fields(token_side=side)
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        (view,) = super().layout(width, height).views
+        rows, columns = view.height // self.token_side, view.width // self.token_side
+        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
+
+    def image_text(self, layout: ImageLayout) -> str:
+        return self.image_token * layout.num_features
+
+
+def padded_to_largest(inputs: Sequence[VisionInput]) -> dict[str, Any]:
+    """Returns images of one tile with zeros at the bottom and on the right, and their (height, width).
+
+    Args:
+        inputs: At least one.
+
+    Returns:
+        pixel_values, dtype[images, 3, largest height, largest width], and image_sizes, int64[images, 2].
+    """
+    import torch
+
+    images = [image.values[0] for image in inputs]
+    sizes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64)
+    height, width = sizes.max(0).values.tolist()
+    if len({image.shape for image in images}) == 1:
+        return {"pixel_values": torch.stack(images), "image_sizes": sizes}
+    values = torch.zeros((len(images), 3, height, width), dtype=images[0].dtype, device=images[0].device)
+    for row, image in zip(values, images, strict=True):
+        row[:, : image.shape[1], : image.shape[2]] = image
+    return {"pixel_values": values, "image_sizes": sizes}

@@ -73,7 +73,7 @@ LARGEST_AREA = 1 << 26
 """Most pixels that an image may be enlarged to."""
 LARGEST_COUNT = 1 << 20
 """Most frames, tokens or patches."""
-_SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6
 """Range of rescale_factor and image_std, within which no value of a byte is infinite."""
 _LONGEST_SHOWN = 200
 """Characters of a value in a message."""
@@ -171,18 +171,18 @@ class ProcessorConfig:
         return self._integer(name, self.take(name, default), least, most)
 
     def take_number(
-        self, name: str, default: float, *, least: float = _SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
+        self, name: str, default: float, *, least: float = SMALLEST_FACTOR, most: float = LARGEST_FACTOR
     ) -> float:
         """Returns a number; the arguments and errors are those of `take_integer`."""
-        value = self.take(name, default)
-        number = finite_number(value)
-        if number is None or not least <= number <= most:
-            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
-        return number
+        return self._number(name, self.take(name, default), least, most)
 
     def outer_integer(self, name: str, default: int, *, least: int = 0, most: int = LARGEST_COUNT) -> int:
         """Returns a whole number of the processor around it; the arguments and errors are those of `take_integer`."""
         return self._integer(name, self.outer.get(name, default), least, most)
+
+    def outer_number(self, name: str, default: float, *, least: float, most: float) -> float:
+        """Returns a number of the processor around it; the arguments and errors are those of `take_integer`."""
+        return self._number(name, self.outer.get(name, default), least, most)
 
     def outer_text(self, name: str, default: str) -> str:
         """Returns a text of the processor around it, such as a token.
@@ -253,17 +253,21 @@ class ProcessorConfig:
                 )
         return {side: int(length) for side, length in given.items()}
 
-    def take_filter(self, default: Filter) -> Filter:
-        """Returns the filter of the processor ("resample"); if it is null, transformers' default, not the processor's.
+    def take_filter(self, default: Filter, name: str = "resample") -> Filter:
+        """Returns a filter of the processor; if it is null, transformers' default, not the processor's.
+
+        Args:
+            default: If the configuration does not have it.
+            name: Of the value.
 
         Raises:
             ConfigError: PIL has no such filter.
         """
-        value = self.take("resample", "bilinear" if "resample" in self._nulls else default)
+        value = self.take(name, "bilinear" if name in self._nulls else default)
         if isinstance(value, str) and value in PIL_FILTERS:
             return value  # type: ignore[return-value]
         if not is_integer(value) or int(value) not in FILTER_NAMES:
-            raise self.invalid("resample", value, "the number of one of PIL's filters, 0 to 5")
+            raise self.invalid(name, value, "the number of one of PIL's filters, 0 to 5")
         return FILTER_NAMES[int(value)]
 
     def take_values(
@@ -273,6 +277,7 @@ class ProcessorConfig:
         std: tuple[float, ...],
         rescale: bool = True,
         normalize: bool = True,
+        factor: float = 1 / 255,
     ) -> PixelValues:
         """Returns what the processor makes of a byte: do_rescale, rescale_factor, do_normalize, image_mean, image_std.
 
@@ -281,14 +286,15 @@ class ProcessorConfig:
             std: Default of image_std.
             rescale: Default of do_rescale.
             normalize: Default of do_normalize.
+            factor: Default of rescale_factor.
 
         Raises:
             ConfigError: A value is not a number within its range, or there are not one or three of them.
         """
-        factor = self.take_number("rescale_factor", 1 / 255)
+        factor = self.take_number("rescale_factor", factor)
         does_rescale, does_normalize = self.take_flag("do_rescale", rescale), self.take_flag("do_normalize", normalize)
-        given_mean = self.take_triple("image_mean", mean, least=-_LARGEST_FACTOR)
-        given_std = self.take_triple("image_std", std, least=_SMALLEST_FACTOR)
+        given_mean = self.take_triple("image_mean", mean, least=-LARGEST_FACTOR)
+        given_std = self.take_triple("image_std", std, least=SMALLEST_FACTOR)
         return PixelValues(
             factor if does_rescale else None,
             given_mean if does_normalize else None,
@@ -310,15 +316,22 @@ class ProcessorConfig:
         value = self.take(name, default)
         several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
         numbers = [finite_number(number) for number in value] if several else [finite_number(value)] * 3
-        inside = [number for number in numbers if number is not None and least <= number <= _LARGEST_FACTOR]
+        inside = [number for number in numbers if number is not None and least <= number <= LARGEST_FACTOR]
         if len(numbers) != 3 or len(inside) != 3:
-            allowed = f"one number between {least:g} and {_LARGEST_FACTOR:g}, or three for red, green and blue"
+            allowed = f"one number between {least:g} and {LARGEST_FACTOR:g}, or three for red, green and blue"
             raise self.invalid(name, value, allowed)
         red, green, blue = inside
         return red, green, blue
 
     def take_conversion(
-        self, mean: tuple[float, ...], std: tuple[float, ...], kind: Filter, *, rgb: bool | None = True
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        kind: Filter,
+        *,
+        rgb: bool | None = True,
+        normalize: bool = True,
+        factor: float = 1 / 255,
     ) -> dict[str, Any]:
         """Returns the fields values, filter and convert_rgb of a front end.
 
@@ -327,11 +340,14 @@ class ProcessorConfig:
             std: Default of image_std.
             kind: Default of resample.
             rgb: Default of do_convert_rgb; None leaves the field out, for videos.
+            normalize: Default of do_normalize.
+            factor: Default of rescale_factor.
 
         Raises:
             ConfigError: A value is not supported.
         """
-        fields: dict[str, Any] = {"values": self.take_values(mean=mean, std=std), "filter": self.take_filter(kind)}
+        values = self.take_values(mean=mean, std=std, normalize=normalize, factor=factor)
+        fields: dict[str, Any] = {"values": values, "filter": self.take_filter(kind)}
         return fields if rgb is None else {**fields, "convert_rgb": self.take_flag("do_convert_rgb", rgb)}
 
     def take_texts(self, front_end: type, *names: str) -> dict[str, Any]:
@@ -389,6 +405,12 @@ class ProcessorConfig:
             raise self.invalid(name, value, f"a whole number between {least:,} and {most:,}")
         return int(value)
 
+    def _number(self, name: str, value: Any, least: float, most: float) -> float:
+        number = finite_number(value)
+        if number is None or not least <= number <= most:
+            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
+        return number
+
     def require(self, name: str, expected: Any, why: str) -> None:
         """Takes a value that must be as expected, or absent.
 
@@ -398,6 +420,21 @@ class ProcessorConfig:
         value = self.take(name, expected)
         if value != expected:
             raise self.error(f"{name}={shown(value)} is not supported: {why}. It must be {expected!r}")
+
+    def require_pil(self, why: str) -> None:
+        """Checks that the processor is not one of the torchvision backend.
+
+        Args:
+            why: What that does otherwise, for the message.
+
+        Raises:
+            ConfigError: It is.
+        """
+        if self.arithmetic != "pil":
+            raise self.error(
+                f"its torchvision backend is not supported: {why}. Give the processor of the PIL backend "
+                '(AutoImageProcessor.from_pretrained(..., backend="pil")), or its folder'
+            )
 
     def finish(self, unused: frozenset[str]) -> None:
         """Checks that every value was taken or has no effect on pixels.

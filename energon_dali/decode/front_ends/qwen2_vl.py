@@ -54,13 +54,27 @@ class Qwen2VL(FrontEnd):
     """Stands for an image in the text, and for each of its features after `expand_text`."""
 
     family: ClassVar[str] = "qwen2_vl"
-    processors: ClassVar[tuple[str, ...]] = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
+    processors: ClassVar[tuple[str, ...]] = (
+        "Qwen2VLImageProcessor",
+        "Qwen2_5_VLImageProcessor",
+        "CohereCompassImageProcessor",
+    )
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_grid_thw")
     unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
     float_backends: ClassVar[frozenset[str]] = frozenset({"pil"})
 
     default_pixels: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
     """(min_pixels, max_pixels) of a processor that does not say."""
+    default_mean: ClassVar[tuple[float, ...]] = CLIP_MEAN
+    """image_mean likewise."""
+    default_std: ClassVar[tuple[float, ...]] = CLIP_STD
+    """image_std likewise."""
+    default_patches: ClassVar[tuple[int, int, int]] = (14, 2, 2)
+    """patch_size, temporal_patch_size and merge_size likewise."""
+    older_names: ClassVar[bool] = True
+    """Whether min_pixels and max_pixels, older names, win over size; if not, the processor does not read them."""
+    row_by_row: ClassVar[bool] = False
+    """Whether patches follow each other row by row; if not, those that merge are next to each other."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,12 +82,15 @@ class Qwen2VL(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        min_pixels, max_pixels = take_pixel_range(config, cls.default_pixels)
+        if cls.older_names:
+            min_pixels, max_pixels = take_pixel_range(config, cls.default_pixels)
+        else:
+            min_pixels, max_pixels = check_pixels(config, take_pixels(config, cls.default_pixels))
         return cls(
-            **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
+            **config.take_conversion(cls.default_mean, cls.default_std, "bicubic"),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
-            **take_patches(config, 14),
+            **take_patches(config, *cls.default_patches),
             image_token=config.outer_text("image_token", cls.image_token),
         )
 
@@ -94,16 +111,21 @@ class Qwen2VL(FrontEnd):
         """
         return smart_resize(height, width, self.patch_size * self.merge_size, self.min_pixels, self.max_pixels)
 
+    @property
+    def _block(self) -> int:
+        """Patches of the side of a block whose patches are next to each other."""
+        return 1 if self.row_by_row else self.merge_size
+
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
         ((_, canvas),) = self.canvases(pixels, layout)
-        return cut_patches(canvas, self.patch_size, self.merge_size)  # uint8[patches, 3, patch_size ** 2]
+        return cut_patches(canvas, self.patch_size, self._block)  # uint8[patches, 3, patch_size ** 2]
 
     def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
         from energon_dali.kernels.merge_patches import merge_patches
 
         ((_, canvases),) = self.canvases(Pixels(tensor=pixels), layout)
         side = (self.patch_size, self.patch_size)
-        cut: torch.Tensor = merge_patches(canvases[:, None], side, merge_size=self.merge_size)
+        cut: torch.Tensor = merge_patches(canvases[:, None], side, merge_size=self._block)
         return cut.flatten(4).squeeze(1)
 
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
@@ -157,20 +179,24 @@ def check_pixels(config: ProcessorConfig, size: dict[str, int]) -> tuple[int, in
     return fewest, most
 
 
-def take_patches(config: ProcessorConfig, patch_size: int) -> dict[str, Any]:
+def take_patches(
+    config: ProcessorConfig, patch_size: int, temporal_patch_size: int = 2, merge_size: int = 2
+) -> dict[str, Any]:
     """Returns the fields patch_size, temporal_patch_size, merge_size and resizes.
 
     Args:
         config: Of the processor.
         patch_size: Default of patch_size.
+        temporal_patch_size: Likewise.
+        merge_size: Likewise.
 
     Raises:
         ConfigError: A value is out of range.
     """
     return {
         "patch_size": config.take_integer("patch_size", patch_size, most=LARGEST_PATCH),
-        "temporal_patch_size": config.take_integer("temporal_patch_size", 2, most=MOST_MERGED),
-        "merge_size": config.take_integer("merge_size", 2, most=MOST_MERGED),
+        "temporal_patch_size": config.take_integer("temporal_patch_size", temporal_patch_size, most=MOST_MERGED),
+        "merge_size": config.take_integer("merge_size", merge_size, most=MOST_MERGED),
         "resizes": config.take_flag("do_resize", True),
     }
 

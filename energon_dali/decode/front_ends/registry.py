@@ -6,23 +6,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
+from energon_dali.decode.front_ends.computed_values import DinoV3, Owlv2, ZoeDepth
+from energon_dali.decode.front_ends.constant_text import FixedText
+from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
+from energon_dali.decode.front_ends.documents import Donut, Nougat
+from energon_dali.decode.front_ends.emu3 import Emu3
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
+from energon_dali.decode.front_ends.gemma4 import Gemma4
 from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.idefics2 import Idefics2
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
-from energon_dali.decode.front_ends.internvl import InternVL
+from energon_dali.decode.front_ends.internvl import AyaVision, GotOcr2, InternVL
+from energon_dali.decode.front_ends.lfm2_vl import Lfm2VL
+from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.molmo2 import Molmo2
+from energon_dali.decode.front_ends.ovis2 import Ovis2
+from energon_dali.decode.front_ends.padded_batch import PaddedBatch
+from energon_dali.decode.front_ends.patch_relatives import (
+    Cosmos3Edge,
+    Ernie45VL,
+    HunyuanVL,
+    KimiK25,
+    MiniMaxM3VL,
+    PaddleOcrVL,
+    VideoLlama3,
+)
+from energon_dali.decode.front_ends.perception_lm import PerceptionLM
+from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
-from energon_dali.decode.front_ends.pixtral import Pixtral
+from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.resampling import Resampling
+from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
+from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.spec import ImageDtype
@@ -41,16 +67,49 @@ _ADVICE = "Give the file of save_pretrained."
 
 FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedSize,
+    FixedText,
     Qwen2VL,
     Glm4V,
+    Cosmos3Edge,
+    Ernie45VL,
+    HunyuanVL,
+    KimiK25,
+    MiniMaxM3VL,
+    PaddleOcrVL,
+    VideoLlama3,
+    Emu3,
+    DeepseekVL,
+    DeepseekVLHybrid,
     Gemma3,
+    Gemma4,
+    Idefics2,
     Idefics3,
     ImageGPT,
     InternVL,
+    AyaVision,
+    GotOcr2,
+    Cohere2Vision,
+    Ovis2,
+    PerceptionLM,
+    Llama4,
+    Phi4Multimodal,
+    Lfm2VL,
+    Molmo2,
     LlavaNext,
     LlavaOnevision,
     Mllama,
+    PaddedBatch,
     Pixtral,
+    LightOnOcr,
+    DinoV3,
+    Donut,
+    Nougat,
+    Owlv2,
+    ZoeDepth,
+    Resized,
+    Sam2,
+    FrameSequence,
+    Sam,
     Siglip2,
 )
 
@@ -75,19 +134,16 @@ def make_front_end(
     """
     config = read_processor(processor, "video" if issubclass(kind, VideoFrontEnd) else "image")
     families = [family for family in (*FAMILIES, *VIDEO_FAMILIES) if issubclass(family, kind)]
-    for family in families:
-        if config.type_name in family.processors:
-            front_end = family.from_config(config)
-            config.finish(family.unused_keys)
-            if config.image_token_id is not None:
-                fields.setdefault("image_token_id", config.image_token_id)
-            if config.video_token_id is not None and issubclass(family, VideoFrontEnd):
-                fields.setdefault("video_token_id", config.video_token_id)
-            if dtype is None:
-                values = front_end.values
-                converts = values.rescale is not None or values.mean is not None
-                dtype = "float32" if converts or config.arithmetic in family.float_backends else "uint8"
-            return front_end.with_fields(dtype=dtype, resampling=resampling or config.arithmetic, **fields)
+    family = _choose(families, config)
+    if family is not None:
+        if config.type_name in family.torchvision_only:
+            config.arithmetic = "torch"
+        front_end = family.from_config(config)
+        config.finish(family.unused_keys)
+        fields = {**_known_ids(front_end, config), **fields}
+        return front_end.with_fields(
+            dtype=dtype or front_end.own_dtype(), resampling=resampling or config.arithmetic, **fields
+        )
     known = ", ".join(sorted(name for family in families for name in family.processors))
     if not config.type_name:
         raise ConfigError(
@@ -99,6 +155,26 @@ def make_front_end(
         f"There is no front end for {config.type_name}. Covered are {known}. Run this processor in encode_sample on "
         "what the decoder gives."
     )
+
+
+def _choose(families: list[type[Made]], config: ProcessorConfig) -> type[Made] | None:
+    """Returns the family for a processor: that for the processor around it, if there is one for it."""
+    covering = [family for family in families if config.type_name in family.processors]
+    around = config.outer.get("processor_class")
+    special = [family for family in covering if around in family.around]
+    return next(iter(special or [family for family in covering if not family.around]), None)
+
+
+def _known_ids(front_end: FrontEnd, config: ProcessorConfig) -> dict[str, int]:
+    """Returns the ids of placeholders that the processor's tokenizer or the model's folder has."""
+    ids = {"image_token_id": config.image_token_id}
+    if isinstance(front_end, VideoFrontEnd):
+        ids["video_token_id"] = config.video_token_id
+    if front_end.separate_placeholder and config.tokenizer is not None:
+        to_id = config.tokenizer.convert_tokens_to_ids
+        ids["image_token_id"] = to_id(front_end.feature_token)  # type: ignore[attr-defined]
+        ids["placeholder_id"] = to_id(front_end.image_token)
+    return {name: number for name, number in ids.items() if number is not None}
 
 
 def read_processor(processor: object, medium: Medium) -> ProcessorConfig:
@@ -138,9 +214,10 @@ def _outer_values(processor: object) -> dict[str, Any]:
     ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
     if isinstance(ids, list) and ids and isinstance(ids[0], int):
         values["image_token_id"] = ids[0]
-    start = getattr(getattr(processor, "tokenizer", None), "boi_token_id", None)
-    if isinstance(start, int):
-        values["boi_token_id"] = start
+    for name in ("boi_token_id", "boi_token", "eoi_token", "image_token"):
+        value = getattr(getattr(processor, "tokenizer", None), name, None)
+        if isinstance(value, (int, str)):
+            values.setdefault(name, value)
     return values
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,37 +29,16 @@ _LARGEST_SCALE = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Siglip2(FrontEnd):
-    """Resizes an image to the most patches that are allowed, and cuts it into them.
+class PixelPatches(FrontEnd):
+    """Cuts an image of whole patches into them, row by row; `batch_vision` pads them to the same number.
 
-    `layout.grid` is (rows, columns) of patches. Values: dtype[rows * columns, patch_size * patch_size * 3], the channel
-    of each pixel last; `batch_vision` pads them with zeros to `max_num_patches`.
+    Values: dtype[patches, patch_size * patch_size * 3], the channel of each pixel last.
     """
 
     patch_size: int = 16
     """Pixels of a patch's side."""
-    max_num_patches: int = 256
-    """Most patches of an image, and the patches of each image in a batch."""
 
     channels_last: ClassVar[bool] = True
-    family: ClassVar[str] = "siglip2"
-    processors: ClassVar[tuple[str, ...]] = ("Siglip2ImageProcessor",)
-    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
-    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"size"}
-
-    @classmethod
-    def from_config(cls, config: ProcessorConfig) -> Self:
-        config.require("do_resize", True, "images that are not resized are not whole patches")
-        return cls(
-            **config.take_conversion(HALF, HALF, "bilinear", rgb=False),
-            patch_size=config.take_integer("patch_size", 16, most=LARGEST_PATCH),
-            max_num_patches=config.take_integer("max_num_patches", 256, most=_MOST_PATCHES),
-        )
-
-    def layout(self, width: int, height: int) -> ImageLayout:
-        rows, columns = _patch_grid(height, width, self.patch_size, self.max_num_patches)
-        view = View(rows * self.patch_size, columns * self.patch_size)
-        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
 
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
         (view,) = layout.views
@@ -80,19 +59,89 @@ class Siglip2(FrontEnd):
     def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         self.values.convert(pixels, self.torch_dtype, channel_axis=2, out=out.view(pixels.shape))
 
+    def padded(self, images: Sequence[VisionInput], most: int) -> torch.Tensor:
+        """Returns the values of images as dtype[images, most, values], with zeros after those of each image.
+
+        Args:
+            images: At least one.
+            most: Patches of each image in the result.
+        """
+        import torch
+
+        shape = (len(images), most, 3 * self.patch_size**2)
+        values = torch.empty(shape, dtype=self.torch_dtype, device=images[0].pixels.device)
+        for image, rows in zip(images, values, strict=True):
+            image.front_end.finish(image.pixels, image.layout, rows[: image.rows])
+            rows[image.rows :] = 0
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledPixelPatches(PixelPatches):
+    """Cuts each tile of an image into patches, tile by tile."""
+
+    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        parts = [cut_pixel_patches(tile, self.patch_size) for tile in self._tiles(pixels, layout)]
+        return torch.cat(parts)
+
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        from energon_dali.kernels.merge_patches import merge_patches
+
+        side, parts = (self.patch_size, self.patch_size), []
+        for tile in self._tiles(Pixels(tensor=pixels), layout):
+            cut: torch.Tensor = merge_patches(tile[:, None].contiguous(), side, channels_last=True)
+            parts.append(cut.flatten(3, 4).squeeze(1))
+        return torch.cat(parts, 1)
+
+    def _tiles(self, pixels: Pixels, layout: ImageLayout) -> Iterator[torch.Tensor]:
+        for view, canvas in self.canvases(pixels, layout):
+            height, width = view.tile_size
+            for top in range(0, view.canvas_size[0], height):
+                for left in range(0, view.canvas_size[1], width):
+                    yield canvas[..., top : top + height, left : left + width]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Siglip2(PixelPatches):
+    """Resizes an image to the most patches that are allowed, and cuts it into them.
+
+    `layout.grid` is (rows, columns) of patches.
+    """
+
+    max_num_patches: int = 256
+    """Most patches of an image, and the patches of each image in a batch."""
+
+    family: ClassVar[str] = "siglip2"
+    processors: ClassVar[tuple[str, ...]] = ("Siglip2ImageProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"size"}
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("do_resize", True, "images that are not resized are not whole patches")
+        return cls(
+            **config.take_conversion(HALF, HALF, "bilinear", rgb=False),
+            patch_size=config.take_integer("patch_size", 16, most=LARGEST_PATCH),
+            max_num_patches=config.take_integer("max_num_patches", 256, most=_MOST_PATCHES),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        rows, columns = _patch_grid(height, width, self.patch_size, self.max_num_patches)
+        view = View(rows * self.patch_size, columns * self.patch_size)
+        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
+
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
         images = [image for sample in samples for image in sample]
-        shape = (len(images), self.max_num_patches, 3 * self.patch_size**2)
-        device = images[0].pixels.device
-        values = torch.empty(shape, dtype=self.torch_dtype, device=device)
-        mask = torch.zeros(shape[:2], dtype=torch.int32, device=device)
-        for number, image in enumerate(images):
-            count = image.rows
-            self.finish(image.pixels, image.layout, values[number, :count])
-            values[number, count:] = 0
-            mask[number, :count] = 1
+        values = self.padded(images, self.max_num_patches)
+        mask = torch.zeros(values.shape[:2], dtype=torch.int32, device=values.device)
+        for image, row in zip(images, mask, strict=True):
+            row[: image.rows] = 1
         shapes = torch.tensor([image.layout.grid for image in images], dtype=torch.int64)
         return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 

@@ -150,6 +150,14 @@ class _OpenArena:
         self.released = event.from_ipc_handle(torch.device("cuda", device), handles[2])
 
 
+def _is_captured(stream: Any) -> bool:
+    """Returns whether a CUDA stream is being captured for a CUDA graph, by any thread."""
+    import torch
+
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
 class _Root:
     """All views of an arena refer to one of these."""
 
@@ -213,11 +221,13 @@ class DeviceViews:
         """Returns the arenas whose views have all gone since the last call.
 
         Each one's event `released` is recorded after the work submitted so far to any CUDA stream that `note_streams`
-        saw.
+        saw. While one of these is captured for a CUDA graph, nothing is returned: a wait for it would join the capture.
         """
         import torch
 
-        released = []
+        released: list[int] = []
+        if self._released and any(_is_captured(used) for streams in self._streams.values() for used in tuple(streams)):
+            return released
         while self._released:
             released.append(self._released.popleft())
         for number in released:
@@ -245,22 +255,29 @@ class DeviceViews:
     def drop(self, numbers: list[int]) -> None:
         """Closes arenas that the decode process dropped; nobody has seen them since they were released.
 
+        Waits for the work that uses them, and not for the device: the trainer may be capturing a CUDA graph there,
+        which forbids that.
+
         Raises:
             DeviceFailedError: The driver refuses.
         """
-        import torch
-
         for number in numbers:
-            arena = self._open.pop(number)
-            torch.cuda.synchronize(arena.device)  # work that uses it ends first
-            cuda_ipc.close_memory(arena.device, arena.address)
-            self._closed.append(number)
+            self._open[number].released.synchronize()
+            self._close(number)
+
+    def _close(self, number: int) -> None:
+        arena = self._open.pop(number)
+        cuda_ipc.close_memory(arena.device, arena.address)
+        self._closed.append(number)
 
     def close(self) -> None:
         """Closes all arenas, which nobody sees any more; failures are logged."""
+        import torch
+
         for number in tuple(self._open):
             try:
-                self.drop([number])
+                torch.cuda.synchronize(self._open[number].device)  # work that uses it ends first
+                self._close(number)
             except (RuntimeError, DeviceFailedError) as error:  # CUDA is broken: the memory goes with this process
                 logger.warning("GPU memory of the decode process was not closed: %s", error)
         self._releasing.clear()

@@ -31,8 +31,9 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess, end_members
 from energon_dali.loader.processes.serialization import deserialize, serialize
-from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
+from energon_dali.loader.processes.server import BlockServer, ReportingTask, seed_generators
 from energon_dali.loader.processes.signals import forward_stack_requests, interrupts_deferred
+from energon_dali.loader.processes.work_board import WorkBoard, WorkReporter
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -47,7 +48,7 @@ STREAM = 0
 
 
 @dataclass(slots=True, eq=False)
-class DecodeTask(ProcessTask):
+class DecodeTask(ReportingTask):
     """What a decode process runs."""
 
     dataset: SavableDataset[Any]
@@ -58,6 +59,14 @@ class DecodeTask(ProcessTask):
     """The loader's."""
     device: int | None
     """The trainer's GPU; None if it does not use one yet."""
+
+    @property
+    def process_name(self) -> str:
+        return "decode process"
+
+    @property
+    def board_region(self) -> int:
+        return 0
 
     def prepare(self) -> None:
         """Takes the trainer's GPU, seeds the global generators, and limits torch to one thread, as in workers.
@@ -84,7 +93,8 @@ class DecodeTask(ProcessTask):
             EOFError: The trainer hung up.
             ConnectionError: The trainer hung up while a batch was being sent.
         """
-        DecodeServer(channel, self).serve()
+        assert self.board is not None
+        DecodeServer(channel, self, self.board).serve()
 
 
 class DecodeServer(BlockServer):
@@ -93,18 +103,21 @@ class DecodeServer(BlockServer):
     Args:
         channel: Connection to the trainer.
         task: What to run.
+        board: Where it and its workers report what they work on.
     """
 
     block_counter = "decode_process.batches"
     byte_counter = "decode_process.bytes"
 
-    def __init__(self, channel: Channel, task: DecodeTask) -> None:
+    def __init__(self, channel: Channel, task: DecodeTask, board: WorkBoard) -> None:
         from energon_dali.loader.decode_process.device_memory import DeviceArenaStore
         from energon_dali.loader.processes.messages import StateSender
 
         # One arena per credit, one in the trainer's hands, and one for the batch that is being made.
         spare_arenas = task.options.prefetch_factor + 2
-        super().__init__(channel, spare_arenas, child_metrics(task.dataset.worker_config, "decode process", 1))
+        metrics = child_metrics(task.dataset.worker_config, task.process_name, 1)
+        super().__init__(channel, spare_arenas, metrics, WorkReporter(board, task.board_region, metrics))
+        self._board = board
         self._task = task
         self._device_arenas = DeviceArenaStore(spare_arenas)
         self._pipeline: RankPipeline | None = None
@@ -122,9 +135,12 @@ class DecodeServer(BlockServer):
         """
         try:
             self._open()
+            self._board.close_file()
+            self.reporter.start()
             while self._receive_credits(wait=not self._room or self._ended):
                 if self._room and not self._ended:
                     self._produce()
+            self.reporter.write()
             self._channel.send(encode(FinalStats(self.metrics.drain())))
         finally:
             if self._pipeline is not None:
@@ -143,15 +159,16 @@ class DecodeServer(BlockServer):
             pool.on_wait = lambda waited_seconds: self._report.send_if_due()
 
         task = self._task
-        options = task.options.for_decode_process()
         try:
-            self._pipeline = RankPipeline(task.dataset, self.metrics, options, task.state, on_pool=prepare_pool)
+            self._pipeline = RankPipeline(
+                task.dataset, self.metrics, task.options, task.state, on_pool=prepare_pool, board=self._board
+            )
         except Exception as error:
             self._fail(error)
 
     def _receive_credits(self, *, wait: bool) -> bool:
         """Handles all messages of the trainer that have arrived; returns False if it wants to stop."""
-        while (received := self._channel.receive(wait=wait)) is not None:
+        while (received := self._receive(wait=wait)) is not None:
             wait = False
             message, _ = decode(received[0])
             assert isinstance(message, Credits)
@@ -217,7 +234,14 @@ class DecodeProcess(ProcessGroup):
         check_fork(task.options.start_method)
         self._device_views = DeviceViews()
         end = functools.partial(_end_when_unseen, self._device_views)
-        super().__init__(metrics, task.options.start_method, "The decode process was", uses_device=True, end=end)
+        super().__init__(
+            metrics,
+            task.options.start_method,
+            "The decode process was",
+            uses_device=True,
+            board=WorkBoard(1 + max(1, task.dataset.worker_config.num_workers)),
+            end=end,
+        )
         self._waiting: deque[tuple[Message, memoryview]] = deque()
         self._state: Callable[[], State] | State = first_state
         self._states = StateReceiver()
@@ -227,8 +251,10 @@ class DecodeProcess(ProcessGroup):
             pickled = self._pickle(task, "the decode process", 'decode_process=False or start_method="fork"')
             name = f"The decode process of rank {task.dataset.worker_config.rank}"
             self._process = self._start(name, task, pickled)
+            self._board.close_file()
         except BaseException:
             self._end()
+            self._board.close_file()
             raise
         self._process.credits.blocks[STREAM] = task.options.prefetch_factor
 

@@ -5,6 +5,7 @@ stays locked in the child. These are the threads of this package, by name, and w
 
 - `energon-dali-rank` runs hooks and decoders, which may hold any lock. It alone decides against a fork.
 - `energon-dali-gpu`, `energon-dali-cpu` and `energon-dali-pil` belong to engines of DALI, which decide against a fork.
+- `energon-dali-video` feed hardware decoders. CUDA is then in use, which decides against a fork.
 - `energon-dali-frames` decode groups of pictures while a thread that runs hooks, or one of the user's, waits for them.
   They are never alone with a fork.
 - `energon-dali-receive` takes batches of a decode process. It holds nothing that a child uses.
@@ -16,6 +17,7 @@ stays locked in the child. These are the threads of this package, by name, and w
   named as the rank's thread.
 - `energon-dali-share` and `energon-dali-files` wait for other processes of the node. Their sockets are closed in a
   child.
+- `energon-dali-work` reports what a process works on. Its locks are not used in a child.
 - `energon-dali-trace` and `energon-dali-close` hold nothing that a child uses.
 
 Modules that another thread is importing would never be complete in a child: see `wait_for_imports`.
@@ -63,7 +65,7 @@ def fork_hazard(*, uses_device: bool) -> str | None:
         uses_device: Whether the child may use a GPU. Then a GPU in the machine is enough, because merely asking whether
             there is one makes CUDA unusable in a child.
     """
-    if uses_device and any(map(os.path.exists, _DRIVER_FILES)):
+    if uses_device and may_use_gpu():
         return "the process uses a GPU, and CUDA does not work in a fork of a process that has looked for GPUs"
     if _has_cuda_context():
         return "CUDA is in use, which does not work in a forked process"
@@ -80,6 +82,11 @@ def fork_hazard(*, uses_device: bool) -> str | None:
         if module in sys.modules:
             return reason
     return None
+
+
+def may_use_gpu() -> bool:
+    """Returns whether this machine has a GPU, so that CUDA may be used in this process some time."""
+    return any(map(os.path.exists, _DRIVER_FILES))
 
 
 def _has_cuda_context() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import logging
 import multiprocessing
 import multiprocessing.spawn
@@ -16,9 +15,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[attr-defined]
 from typing import Literal, get_args
 
@@ -31,13 +29,15 @@ from energon_dali.loader.processes.signals import forget_handlers, interrupts_de
 StartMethod = Literal["spawn", "fork", "forkserver", "auto"]
 """How child processes start.
 
-"auto": "fork" where that is safe as far as is known (see `fork_safety`), otherwise "spawn".
+"auto": "fork" where that is safe as far as is known (see `fork_safety`), otherwise "forkserver" for workers, and
+"spawn" for a process that may use a GPU.
 
 "spawn": a fresh interpreter; safe with threads, CUDA and everything else. What the dataset holds must be picklable by
 cloudpickle (classes, functions and lambdas of `__main__` are).
 "fork": a copy of this process; quick, and nothing needs to be picklable, but unsafe if this process has threads that
 hold locks (OpenMP, CUDA, tokenizers).
-"forkserver": Python's own; needs the main guard (`if __name__ == "__main__":`) in scripts.
+"forkserver": a copy of a process that runs nothing but what makes such copies (see `fork_server`); as safe as "spawn",
+and what it has imported is not imported again. What the dataset holds must be picklable, as with "spawn".
 """
 
 logger = logging.getLogger("energon_dali.loader")
@@ -51,6 +51,8 @@ _GRACE_SECONDS = 0.5
 
 _UNKNOWN_CODE = 1 << 16
 """Used as the exit code of a process that something else waited for."""
+SERVER_ENDED = _UNKNOWN_CODE + 1
+"""Used as the exit code of a process whose fork server ended, and its copies with it."""
 
 _HINTS = {
     "SIGKILL": " (often the kernel's out-of-memory killer: see dmesg, and lower num_workers, prefetch_factor or "
@@ -146,6 +148,11 @@ def import_in_children(module: str) -> None:
         _imports.append(module)
 
 
+def imports_of_children() -> Sequence[str]:
+    """Returns the modules that every child process imports before it unpickles what it runs."""
+    return _imports
+
+
 def resolve_start_method(method: StartMethod, *, uses_device: bool) -> StartMethod:
     """Returns the method that processes which start now use: what "auto" stands for, or the method itself.
 
@@ -156,31 +163,38 @@ def resolve_start_method(method: StartMethod, *, uses_device: bool) -> StartMeth
     if method != "auto":
         return method
     hazard = fork_hazard(uses_device=uses_device)
-    if hazard is not None:
-        logger.info('Processes are spawned, because %s. start_method="fork" would copy this one.', hazard)
-    return "fork" if hazard is None else "spawn"
+    if hazard is None:
+        return "fork"
+    # A copy of a process that has looked for GPUs cannot use CUDA, and a fork server may be such a copy.
+    chosen: StartMethod = "spawn" if uses_device else "forkserver"
+    how = "spawned" if uses_device else "started by a fork server"
+    logger.info('Processes are %s, because %s. start_method="fork" would copy this one.', how, hazard)
+    return chosen
 
 
-def launch(method: StartMethod, channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess:
-    """Starts a child process.
+def launch(method: Literal["spawn", "fork"], channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess:
+    """Starts a child process of this one.
 
     Args:
-        method: How, not "auto". A forked process inherits the task; others expect it, pickled, as their first message.
+        method: How. A forked process inherits the task; a spawned one expects it, pickled, as its first message.
         channel: The new process's end of its connection; the caller closes its copy afterwards.
         parent_pipe: Read end of its parent pipe, see `signals.exit_with_parent`; the caller closes it afterwards.
         task: What the process runs.
     """
-    # Neither a Ctrl-C while the child's interpreter starts, nor the watchdog's SIGUSR1, nor a SIGTERM that the trainer
-    # handles may kill the child. It starts with these blocked, and unblocks them when it is ready. A fork server would
-    # pass a block of SIGTERM on to processes that others start by it, and multiprocessing ends all of them by SIGTERM.
-    blocked = {signal.SIGINT, signal.SIGUSR1} | ({signal.SIGTERM} if method != "forkserver" else set())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    with _signals_blocked():
+        return _fork(channel, parent_pipe, task) if method == "fork" else _spawn(channel, parent_pipe)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Lets a process that is started inside begin with signals blocked, which it unblocks when it is ready.
+
+    Neither a Ctrl-C while the child's interpreter starts, nor the watchdog's SIGUSR1, nor a SIGTERM that the trainer
+    handles may kill the child.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM})
     try:
-        if method == "spawn":
-            return _spawn(channel, parent_pipe)
-        if method == "fork":
-            return _fork(channel, parent_pipe, task)
-        return _ask_fork_server(channel, parent_pipe)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -198,7 +212,21 @@ def _spawn(channel: Channel, parent_pipe: int) -> ChildProcess:
     return ChildProcess(process.pid, process.poll)
 
 
-def _fork(channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess:
+def launch_copy(channel: Channel, parent_pipe: int, prepare: Callable[[], None]) -> ChildProcess:
+    """Starts a copy of this process, a fork server, that expects its task as its first message.
+
+    Args:
+        channel: As in `launch`.
+        parent_pipe: As in `launch`.
+        prepare: Called in the copy first.
+    """
+    with _signals_blocked():
+        return _fork(channel, parent_pipe, None, prepare)
+
+
+def _fork(
+    channel: Channel, parent_pipe: int, task: ProcessTask | None, prepare: Callable[[], None] | None = None
+) -> ChildProcess:
     parent_pid = os.getpid()
     _flush_output()  # otherwise the copy prints what is buffered here again
     wait_for_imports()
@@ -213,6 +241,8 @@ def _fork(channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess
         gc.freeze()  # what the parent left for its collector is not finalised here a second time
         leave_sigterm_to_parent()
         forget_handlers()
+        if prepare is not None:
+            prepare()
         _run(channel, parent_pipe, parent_pid, task)
         code = 0
     except BaseException:
@@ -229,21 +259,6 @@ def _flush_output() -> None:
             file.flush()
 
 
-def _ask_fork_server(channel: Channel, parent_pipe: int) -> ChildProcess:
-    context = multiprocessing.get_context("forkserver")
-    # Sockets and connections travel to the server; plain descriptors do not.
-    sock = socket.socket(fileno=os.dup(channel.fileno()))
-    pipe = Connection(os.dup(parent_pipe), writable=False)
-    process = context.Process(target=_fork_server_main, args=(sock, pipe, _imports[1:]), daemon=True)
-    try:
-        process.start()
-    finally:
-        sock.close()
-        pipe.close()
-    assert process.pid is not None
-    return ChildProcess(process.pid, lambda: process.exitcode, process.close)
-
-
 def spawned_main(channel: int, parent_pipe: int, parent_pid: int) -> None:
     """Main function of a spawned interpreter."""
     failed = True
@@ -256,13 +271,6 @@ def spawned_main(channel: int, parent_pipe: int, parent_pid: int) -> None:
         _flush_output()
         if not failed:
             os._exit(0)  # threads of libraries must not keep the process alive
-
-
-def _fork_server_main(sock: socket.socket, pipe: Connection, imports: Sequence[str]) -> None:
-    for module in imports:
-        importlib.import_module(module)
-    # The parent of this process is the server, which outlives ours: only the parent pipe shows when ours ends.
-    _run(Channel(sock), pipe.fileno(), os.getppid())
 
 
 def _run(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessTask | None = None) -> None:
@@ -300,6 +308,8 @@ def describe_exit(code: int | None) -> str:
         return "its connection broke while it was still running"
     if code == _UNKNOWN_CODE:
         return "something else in this program, such as a handler of SIGCHLD, took its exit code"
+    if code == SERVER_ENDED:
+        return "the fork server that had started it ended"
     if code >= 0:
         return f"exit code {code}"
     try:

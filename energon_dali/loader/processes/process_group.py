@@ -8,26 +8,28 @@ import os
 import select
 import signal
 import sys
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
-from energon_dali.datasets.metrics import Metrics
+from energon_dali.datasets.metrics import Metrics, WorkReport
 from energon_dali.errors import WorkerDiedError, WorkerError
 from energon_dali.loader.processes.class_pickling import pickle_task
+from energon_dali.loader.processes.fork_server import start_process
 from energon_dali.loader.processes.launch import (
     ChildProcess,
     StartMethod,
     describe_exit,
     end_processes,
-    launch,
     resolve_start_method,
 )
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
-from energon_dali.loader.processes.server import ProcessTask
+from energon_dali.loader.processes.server import ReportingTask
 from energon_dali.loader.processes.shared_memory import ArenaViews, Channel
 from energon_dali.loader.processes.signals import interrupts_deferred
+from energon_dali.loader.processes.work_board import WorkBoard
 from energon_dali.shards.storage.forks import drop_in_child
 
 WAKE_MS = 1000
@@ -154,6 +156,7 @@ class ProcessGroup(ABC):
         metrics: Takes what the processes count.
         start_method: How they start.
         uses_device: Whether they may use a GPU.
+        board: Where they report what they work on.
         subject: For the message after close, such as "The worker processes were".
         end: Ends the members, see `end_members`.
     """
@@ -165,9 +168,13 @@ class ProcessGroup(ABC):
         subject: str,
         *,
         uses_device: bool,
+        board: WorkBoard,
         end: Callable[[list[ServedProcess], io.FileIO, int], None] = end_members,
     ) -> None:
         self._metrics = metrics
+        self._uses_device = uses_device
+        self._board = board
+        metrics.read_others(board)
         self._method: StartMethod = resolve_start_method(start_method, uses_device=uses_device)
         self._subject = subject
         self._members: list[ServedProcess] = []
@@ -184,7 +191,7 @@ class ProcessGroup(ABC):
         """Process ids of the processes that were started."""
         return [member.process.pid for member in self._members]
 
-    def _pickle(self, task: ProcessTask, where: str, remedy: str) -> bytes | None:
+    def _pickle(self, task: ReportingTask, where: str, remedy: str) -> bytes | None:
         """Returns a task, pickled; None if it cannot be, and does not need to be.
 
         Raises:
@@ -202,8 +209,9 @@ class ProcessGroup(ABC):
                 f"first used), or use {remedy}."
             ) from error
 
-    def _start(self, name: str, task: ProcessTask, pickled: bytes | None) -> ServedProcess:
+    def _start(self, name: str, task: ReportingTask, pickled: bytes | None) -> ServedProcess:
         """Starts a process."""
+        started = time.perf_counter()
         with interrupts_deferred():  # a process that is not among the members would never be waited for
             pipe, pipe_end = os.pipe2(os.O_CLOEXEC)
             with open(pipe, "rb", buffering=0), ExitStack() as on_failure:
@@ -212,15 +220,16 @@ class ProcessGroup(ABC):
                 member = ServedProcess(name, ours, parent_pipe_end)
                 on_failure.callback(member.close)
                 with closing(theirs):
-                    member.started(launch(self._method, theirs, pipe, task))
+                    member.started(start_process(self._method, theirs, pipe, task, may_use_device=self._uses_device))
                 on_failure.pop_all()
             self._members.append(member)
+            report = WorkReport(task.process_name, started, "start", started, "", {}, {}, 0.0, [])
+            self._board.write(task.board_region, report)
             for descriptor in member.descriptors:
                 self._poll.register(descriptor, select.POLLIN)
                 self._by_fd[descriptor] = member
-            if self._method != "fork" and pickled is not None:
-                with contextlib.suppress(OSError):  # it is gone already: receiving finds out how it ended
-                    ours.send(pickled)
+            with contextlib.suppress(OSError):  # it is gone already: receiving finds out how it ended
+                ours.send((self._method != "fork" and pickled) or b"", [self._board.fileno()])
         return member
 
     @abstractmethod
@@ -290,3 +299,4 @@ class ProcessGroup(ABC):
         """Ends all processes and closes all descriptors; may be called again. Elements that are held stay valid."""
         with interrupts_deferred():
             self._end()
+            self._board.close_file()

@@ -23,6 +23,7 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.shared_memory import ArenaStore
 from energon_dali.loader.processes.signals import exit_with_parent, setup_signals
+from energon_dali.loader.processes.work_board import WorkBoard, WorkReporter
 from energon_dali.plan.rng import mix
 
 if TYPE_CHECKING:
@@ -62,11 +63,29 @@ class ProcessTask(ABC):
         """
 
 
+class ReportingTask(ProcessTask):
+    """What a process runs that reports what it works on."""
+
+    board: WorkBoard | None = None
+    """Where it reports that, as soon as the process runs."""
+
+    @property
+    @abstractmethod
+    def process_name(self) -> str:
+        """What the process is, such as "worker 3"."""
+
+    @property
+    @abstractmethod
+    def board_region(self) -> int:
+        """Its region of the work board."""
+
+
 def run_task(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessTask | None = None) -> None:
     """Main function of a child process. Returns when the parent hangs up.
 
     Args:
-        channel: Connection to the parent. Its first message is the pickled task, unless `task` is given.
+        channel: Connection to the parent. Its first message is the pickled task, unless `task` is given, with the
+            descriptor of the work board for a `ReportingTask`.
         parent_pipe: Read end of a pipe whose write end only the parent holds.
         parent_pid: Process id of the parent.
         task: The task of a forked process.
@@ -75,22 +94,28 @@ def run_task(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessT
     setup_signals()
     keep_freed_memory()
     with contextlib.suppress(EOFError, ConnectionError):  # the parent hung up: that is how a child ends
-        task = task or _receive_task(channel)
+        task = _receive_task(channel, task)
         if task is not None:
             task.prepare()
             gc.freeze()  # the dataset lives as long as the process: no collection needs to walk it
             task.serve(channel)
 
 
-def _receive_task(channel: Channel) -> ProcessTask | None:
-    """Returns the task. If it cannot be unpickled here, sends the reason and returns None."""
+def _receive_task(channel: Channel, task: ProcessTask | None) -> ProcessTask | None:
+    """Returns the task, with the work board. If it cannot be unpickled here, sends the reason and returns None."""
+    if task is not None and not isinstance(task, ReportingTask):
+        return task
     first = channel.receive()
     assert first is not None
+    data, descriptors = first
     try:
-        task: ProcessTask = pickle.loads(first[0])
+        task = task or pickle.loads(data)
     except BaseException as error:  # also a module that calls sys.exit when it is imported
         channel.send(encode(failed_stream(WHOLE_PROCESS, 0, error, None)))
         return None
+    assert task is not None
+    if isinstance(task, ReportingTask):
+        task.board = WorkBoard.of_descriptor(descriptors[0])
     return task
 
 
@@ -137,6 +162,7 @@ class BlockServer(ABC):
         channel: Connection to the receiver.
         spare_arenas: Free arenas to keep.
         metrics: Those of this process.
+        reporter: Reports what it works on.
     """
 
     block_counter: str
@@ -144,9 +170,11 @@ class BlockServer(ABC):
     byte_counter: str
     """Name under which their bytes are counted."""
 
-    def __init__(self, channel: Channel, spare_arenas: int, metrics: Metrics) -> None:
+    def __init__(self, channel: Channel, spare_arenas: int, metrics: Metrics, reporter: WorkReporter) -> None:
         self._channel = channel
         self.metrics = metrics
+        self.reporter = reporter
+        self._waiting = metrics.clock("wait for trainer")
         self._arenas = ArenaStore(spare_arenas)
         self._report = DropReport(channel, self.metrics)
 
@@ -200,6 +228,21 @@ class BlockServer(ABC):
         self._channel.send(encode(message, payload), () if descriptor is None else (descriptor,))
         if arena is not None:
             arena.close_descriptor()
+        self.reporter.note_block()
+
+    def _receive(self, *, wait: bool) -> tuple[bytes, list[int]] | None:
+        """Returns the next message of the receiver, if there is one; after it waited for one, if `wait` is set.
+
+        Raises:
+            EOFError: The receiver hung up.
+        """
+        if not wait:
+            return self._channel.receive(wait=False)
+        outer = self._waiting.begin()
+        try:
+            return self._channel.receive()
+        finally:
+            self._waiting.end(outer)
 
     def _send_failure(self, stream: int, generation: int, error: BaseException) -> None:
         """Sends the exception that ended a stream.

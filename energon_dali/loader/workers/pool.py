@@ -21,6 +21,7 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess
 from energon_dali.loader.processes.serialization import deserialize
+from energon_dali.loader.processes.work_board import WorkBoard
 from energon_dali.loader.workers.worker import WorkerTask
 
 if TYPE_CHECKING:
@@ -41,10 +42,19 @@ class WorkerPool(ProcessGroup):
         metrics: Takes what the workers count.
         options: The loader's. Workers make `prefetch_factor` blocks per stream ahead; with more than two borders, twice
             as many over all of them, but at least one for each.
+        board: Where the workers report what they work on, if this process is not the trainer's.
     """
 
-    def __init__(self, borders: Sequence[WorkerBorder], metrics: Metrics, options: LoaderOptions) -> None:
-        super().__init__(metrics, options.start_method, "The worker processes were", uses_device=False)
+    def __init__(
+        self,
+        borders: Sequence[WorkerBorder],
+        metrics: Metrics,
+        options: LoaderOptions,
+        board: WorkBoard | None = None,
+    ) -> None:
+        board = board or WorkBoard(1 + max(1, borders[0].worker_config.num_workers))
+        super().__init__(metrics, options.start_method, "The worker processes were", uses_device=False, board=board)
+        self._clock = metrics.clock("wait for workers")
         self._borders = list(borders)
         self._options = replace(options, start_method=self._method)
         # A blend of many sources must not hold the full number of blocks of each: one or two will do.
@@ -76,6 +86,7 @@ class WorkerPool(ProcessGroup):
         pickled = [self._pickle(task, "a worker process", 'start_method="fork"') for task in tasks]
         for task, data in zip(tasks, pickled, strict=True):
             self._start(f"Worker {task.worker} of rank {task.rank}", task, data)
+        self._board.close_file()
 
     def _task(self, worker: int) -> WorkerTask:
         config = self._config
@@ -140,6 +151,23 @@ class WorkerPool(ProcessGroup):
         if entry.paused:
             entry.paused = False
             worker.credits.next_epoch.append(stream)
+        if not entry.blocks:
+            outer = self._clock.begin(str(self._worker_of[stream]))
+            try:
+                self._wait_for_block(entry, worker)
+            finally:
+                self._clock.end(outer)
+        block = entry.take(worker.views)
+        worker.credits.blocks[stream] = worker.credits.blocks.get(stream, 0) + 1
+        worker.flush()
+        return block
+
+    def _wait_for_block(self, entry: _Stream, worker: ServedProcess) -> None:
+        """Waits for the next block of a stream.
+
+        Raises:
+            Exception: See `next_block`.
+        """
         started: float | None = None
         while not entry.blocks:
             if entry.error is not None:
@@ -153,10 +181,6 @@ class WorkerPool(ProcessGroup):
             waited_seconds = time.monotonic() - started
             if self.on_wait is not None and waited_seconds >= 1.0 and not entry.blocks:
                 self.on_wait(waited_seconds)
-        block = entry.take(worker.views)
-        worker.credits.blocks[stream] = worker.credits.blocks.get(stream, 0) + 1
-        worker.flush()
-        return block
 
     def _handle(self, member: ServedProcess, message: Message, payload: memoryview) -> None:
         assert isinstance(message, (BlockSent, StillWorking, StreamFailed))

@@ -11,7 +11,8 @@ from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, Message, StartStream, StateSender, decode
 from energon_dali.loader.processes.serialization import serialize
-from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
+from energon_dali.loader.processes.server import BlockServer, ReportingTask, seed_generators
+from energon_dali.loader.processes.work_board import WorkReporter
 from energon_dali.shards.storage.local import allow_many_files
 from energon_dali.worker_config import IdleCores, cores_per_rank
 
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from energon_dali.datasets.worker_border import BlockIterator, WorkerBorder
     from energon_dali.loader.loader_options import LoaderOptions
     from energon_dali.loader.processes.shared_memory import Channel
+    from energon_dali.loader.processes.work_board import WorkBoard
 
 
 @dataclass(slots=True, eq=False)
-class WorkerTask(ProcessTask):
+class WorkerTask(ReportingTask):
     """What a worker runs."""
 
     borders: list[WorkerBorder]
@@ -37,6 +39,14 @@ class WorkerTask(ProcessTask):
     """Free arenas that it keeps."""
     options: LoaderOptions
     """The loader's."""
+
+    @property
+    def process_name(self) -> str:
+        return f"worker {self.worker}"
+
+    @property
+    def board_region(self) -> int:
+        return 1 + self.worker
 
     def prepare(self) -> None:
         """Seeds the global generators, allows as many open files as the system does, and leaves the cores to the other
@@ -58,7 +68,9 @@ class WorkerTask(ProcessTask):
         """
         from energon_dali.shards.storage.store import read_scope
 
-        server = WorkerServer(channel, self)
+        assert self.board is not None
+        self.board.close_file()
+        server = WorkerServer(channel, self, self.board)
         cache_pool = self.options.cache_pool
         try:
             with read_scope(self.options.read_scope(server.metrics.count)):
@@ -88,14 +100,18 @@ class WorkerServer(BlockServer):
     Args:
         channel: Connection to the rank.
         task: What to run.
+        board: Where it reports what it works on.
     """
 
     block_counter = "blocks"
     byte_counter = "blocks.bytes"
 
-    def __init__(self, channel: Channel, task: WorkerTask) -> None:
+    def __init__(self, channel: Channel, task: WorkerTask, board: WorkBoard) -> None:
+        metrics = child_metrics(task.borders[0].worker_config, task.process_name, 2 + task.worker)
+        super().__init__(channel, task.spare_arenas, metrics, WorkReporter(board, task.board_region, metrics))
         config = task.borders[0].worker_config
-        super().__init__(channel, task.spare_arenas, child_metrics(config, f"worker {task.worker}", 2 + task.worker))
+        self._starting = metrics.clock("start")
+        self._working = metrics.clock("worker")
         self._task = task
         self._num_streams = config.layout.num_streams
         self._streams: dict[int, _Stream] = {}
@@ -107,13 +123,26 @@ class WorkerServer(BlockServer):
             EOFError: The rank hung up.
             ConnectionError: The rank hung up while a block was being sent.
         """
-        while True:
-            stream = self._most_urgent()
-            received = self._channel.receive(wait=stream is None)
+        self.reporter.start()
+        try:
+            while True:
+                self._serve_next()
+        finally:
+            self.reporter.write()
+
+    def _serve_next(self) -> None:
+        """Handles the next message, or makes a block."""
+        stream = self._most_urgent()
+        received = self._receive(wait=stream is None)
+        working = self._working if self._streams else self._starting
+        outer = working.begin()
+        try:
             if received is not None:
                 self._handle(decode(received[0])[0])
             elif stream is not None:
                 self._produce(stream)
+        finally:
+            working.end(outer)
 
     def _most_urgent(self) -> int | None:
         """Returns the stream with room whose next block the rank needs first: elements are delivered round robin."""

@@ -11,8 +11,9 @@ import torch
 
 from energon_dali.decode import CenterCrop, DaliDecoder, Decoded, SampleDecoder
 from energon_dali.decode.dali import decoder, thresholds
-from energon_dali.decode.dali.dispatch import DaliHandle, DecodedHandle
+from energon_dali.decode.dali.dispatch import DaliHandle
 from energon_dali.decode.dali.runtime import device
+from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle
 from energon_dali.decode.dali.thresholds import CLIPS, IMAGES, Threshold
 from energon_dali.loader.processes.serialization import deserialize, serialize
 from tests.decode.sample_images import encode, photograph, sample_images

@@ -39,7 +39,9 @@ def main() -> int:
     ]
     os.environ["OMP_NUM_THREADS"] = "1"
     failed = False
-    print(f"{'case':24}{'images':>8}{'refused':>9}{'tokens':>8}{'differ':>8}{'CPU s':>7}  routes", flush=True)
+    print(
+        f"{'case':24}{'images':>8}{'refused':>9}{'tokens':>8}{'texts':>8}{'differ':>8}{'CPU s':>7}  routes", flush=True
+    )
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         tasks: list[Future[tuple[str, Comparison | None, float]]] = []
         tasks += [pool.submit(run, number, options.count, options.seed) for number in chosen]
@@ -52,7 +54,7 @@ def main() -> int:
                 continue
             routes = ", ".join(f"{route} {count:,}" for route, count in sorted(result.routes.items()))
             print(
-                f"{name:24}{result.compared:>8,}{result.refused:>9,}{result.tokens:>8,}{len(result.differences):>8}"
+                f"{name:24}{result.compared:>8,}{result.refused:>9,}{result.tokens:>8,}{result.texts:>8,}{len(result.differences):>8}"
                 f"{seconds:>7.0f}  {routes}",
                 flush=True,
             )

@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tests.decode.front_ends import mixed_cases, tile_cases
-from tests.decode.front_ends.comparison import Tokens
-
-
-@dataclass(frozen=True)
-class Case:
-    """A kind of processor."""
-
-    name: str
-    """Family and model."""
-    make: Callable[[random.Random], Any]
-    """Returns an image processor of the PIL backend with a drawn configuration."""
-    published: Callable[[], Any]
-    """Returns one with the values of the published model, or the class's defaults."""
-    tokens: Tokens | None = None
-    """Counts the tokens of images, where the processor does."""
-    call: Callable[[Any, list[Any]], dict[str, Any]] | None = None
-    """Runs the processor on images, where that needs more than the images."""
-    fields: Callable[[Any], dict[str, Any]] = lambda processor: {}
-    """Further fields of `FrontEnd.from_processor`."""
-    largest: int = 900
-    """Longest side of most images, in pixels."""
-    largest_ratio: float = 8000
-    """Largest aspect ratio of the extreme sizes; less where the processor's memory grows with it."""
-    slow: bool = False
-    """Whether the published configuration is left to the sweep, for its large images or its many likes."""
+from tests.decode.front_ends import mixed_cases, tile_cases, vision_cases, vlm_cases
+from tests.decode.front_ends.case import Case
 
 
 def _clip(draw: random.Random) -> Any:
@@ -210,6 +184,8 @@ CASES = (
         lambda: _class("siglip2", "Siglip2ImageProcessorPil")(do_convert_rgb=True),
         mixed_cases.siglip2_tokens,
     ),
+    *vision_cases.CASES,
+    *vlm_cases.CASES,
 )
 
 

@@ -12,10 +12,14 @@ from PIL import Image
 
 from energon_dali import DaliDecoder, FrontEnd, SampleDecoder, batch_vision
 from energon_dali.decode import Decoded, Decoder
+from energon_dali.decode.front_ends.layout import ImageLayout
 from energon_dali.errors import ConfigError, DecodeError
 
 Tokens = Callable[[Any, Sequence[tuple[int, int]]], list[int]]
 """Returns the number of tokens of each (width, height), as a processor counts them."""
+
+Texts = Callable[[Any, dict[str, Any], int], list[str]]
+"""Returns the text of each of a number of images, from what a processor made of them."""
 
 
 @dataclass
@@ -28,6 +32,8 @@ class Comparison:
     """Those of them that both refused."""
     tokens: int = 0
     """Those whose tokens were compared."""
+    texts: int = 0
+    """Those whose text was compared."""
     routes: dict[str, int] = field(default_factory=dict)
     """Decoders that were used."""
     differences: list[str] = field(default_factory=list)
@@ -37,6 +43,7 @@ class Comparison:
         self.compared += other.compared
         self.refused += other.refused
         self.tokens += other.tokens
+        self.texts += other.texts
         self.differences += other.differences
         for route, count in other.routes.items():
             self.routes[route] = self.routes.get(route, 0) + count
@@ -75,6 +82,19 @@ def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
     return None
 
 
+def text_difference(front_end: FrontEnd, layout: ImageLayout, text: str) -> str | None:
+    """Returns in what the text of an image differs from the processor's, in words; None if they are equal."""
+    found = front_end.image_text(layout)
+    if found != text:
+        return f"text {found[:120]!r}... instead of {text[:120]!r}..."
+    features = text.count(getattr(front_end, "feature_token", front_end.image_token))
+    if features != layout.num_features:
+        return f"{layout.num_features} features instead of {features}"
+    if front_end.separate_placeholder and text.count(front_end.image_token) != front_end.kept_placeholders(layout):
+        return f"{front_end.kept_placeholders(layout)} placeholders are kept in the text {text[:120]!r}..."
+    return None
+
+
 def decoders(front_end: FrontEnd) -> list[Decoder]:
     """Returns the decoders of the CPU with a front end."""
     return [SampleDecoder(front_end=front_end), DaliDecoder(front_end=front_end, image_decode_device="cpu")]
@@ -87,9 +107,10 @@ def compare(
     front_end: FrontEnd | None = None,
     call: Callable[[Any, list[Image.Image]], dict[str, Any]] | None = None,
     tokens: Tokens | None = None,
+    texts: Texts | None = None,
     batch_size: int = 1,
 ) -> Comparison:
-    """Compares a processor of the PIL backend and its front end, bit for bit, through both decoders.
+    """Compares a processor and its front end, bit for bit, through both decoders.
 
     Args:
         processor: An image processor.
@@ -97,6 +118,7 @@ def compare(
         front_end: Default: the one of the processor.
         call: Runs the processor on images. Default: processor(images, return_tensors="pt").
         tokens: Counts tokens as the processor does.
+        texts: Writes the text of images as the processor does.
         batch_size: Images that are batched together, each a sample of its own.
     """
     front_end = front_end or FrontEnd.from_processor(processor)
@@ -107,7 +129,7 @@ def compare(
 
     def flush() -> None:
         if waiting:
-            _compare_batch(processor, run, both, waiting, result, tokens)
+            _compare_batch(processor, run, both, waiting, result, tokens, texts)
             waiting.clear()
 
     for image in images:
@@ -125,6 +147,7 @@ def _compare_batch(
     images: list[tuple[str, str, bytes]],
     result: Comparison,
     tokens: Tokens | None,
+    texts: Texts | None,
 ) -> None:
     result.compared += len(images)
     accepted: list[tuple[str, str, bytes, Image.Image]] = []
@@ -165,6 +188,7 @@ def _compare_batch(
         theirs = None
     sizes = [image.size for *_, image in accepted]
     counts = tokens(processor, sizes) if tokens is not None else None
+    written = texts(processor, theirs, len(sizes)) if texts is not None and theirs is not None else None
     for decoder in both:
         handles = [decoder.stage(name, data) for _, name, data, _ in accepted]
         if counts is not None:
@@ -172,12 +196,17 @@ def _compare_batch(
             for (what, *_), handle, count in zip(accepted, handles, counts, strict=True):
                 if handle.num_tokens != count:
                     result.differences.append(f"{what}: {handle.num_tokens} tokens instead of {count}")
+        if written is not None:
+            result.texts += len(handles)
+            for (what, *_), handle, text in zip(accepted, handles, written, strict=True):
+                wrong = text_difference(handle.spec.front_end, handle.layout, text)
+                if wrong is not None:
+                    result.differences.append(f"{what}: {wrong}")
         inputs = []
         for outcome in decoder.decode_block(handles):
             assert isinstance(outcome, Decoded), outcome
             result.routes[outcome.route] = result.routes.get(outcome.route, 0) + 1
             inputs.append(outcome.value)
-        wrong: str | None
         if theirs is None:
             try:
                 wrong = f"{list(batch_vision([[value] for value in inputs]))} of images that the processor cannot batch"

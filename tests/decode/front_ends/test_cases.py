@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from energon_dali import FrontEnd
-from tests.decode.front_ends.cases import CASES, Case
+from tests.decode.front_ends.case import Case
+from tests.decode.front_ends.cases import CASES as ALL_CASES
 from tests.decode.front_ends.comparison import compare
 from tests.decode.front_ends.images import draw_images
 from tests.decode.front_ends.mixed_cases import processor_class
+
+CASES = [case for case in ALL_CASES if not case.torchvision]
+"""Those that need torchvision, which is not installed for `make test`, are in `test_torchvision_cases`."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -25,7 +29,15 @@ def test_equals_the_processor(case: Case) -> None:
         (case.make(draw), draw_images(5, 3, largest=240, extremes=False)),
     ):
         front_end = FrontEnd.from_processor(processor, **case.fields(processor))
-        result = compare(processor, images, front_end=front_end, call=case.call, tokens=case.tokens, batch_size=3)
+        result = compare(
+            processor,
+            images,
+            front_end=front_end,
+            call=case.call,
+            tokens=case.tokens,
+            texts=case.texts,
+            batch_size=min(3, case.most_in_a_batch),
+        )
         assert result.differences == []
         assert set(result.routes) == {"pil", "dali-cpu"}
 

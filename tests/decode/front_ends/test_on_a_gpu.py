@@ -166,3 +166,51 @@ def test_frames_of_a_video_are_rendered_at_once(name: str, dtype: Any, monkeypat
         else:
             assert (on_cpu(found).float() - expected.float()).abs().max() <= 0.04
     assert counts[0] < counts[1]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that `merge_patches` was given: it is one kernel on a GPU, and its reference runs here."""
+    from energon_dali.kernels import merge_patches as module
+
+    given: list[tuple[int, ...]] = []
+    merge_patches = module.merge_patches
+
+    def count(frames: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        given.append(tuple(frames.shape))
+        return merge_patches(frames, *arguments, **options)
+
+    monkeypatch.setattr(module, "merge_patches", count)
+    return given
+
+
+@pytest.mark.parametrize(("name", "cuts"), [("qwen2-vl", 1), ("siglip2", 1), ("fixed size", 0), ("llava-next", 0)])
+def test_a_batch_of_images_of_one_size_takes_one_kernel_to_cut_and_one_for_values(
+    name: str, cuts: int, kernels: list[tuple[int, ...]]
+) -> None:
+    """Between the two an image is bytes, half of what it takes as bfloat16."""
+    front_end = FrontEnd.from_processor(CONFIGS[name], resampling="torch", dtype="bfloat16")
+    layout = front_end.layout(200, 150)
+    with GpuWork():
+        rendered = front_end.render_alike(GpuTensor.on(0, smooth(5, 3, 150, 200)), layout)
+        assert [shape[0] for shape in kernels] == [5] * cuts
+        kernels.clear()
+        front_end.concatenated(rendered)
+    assert len(kernels) == (5 if name == "llava-next" else 1)  # which pads between images
+
+
+@pytest.mark.parametrize(
+    ("name", "frames"), [("qwen2-vl", 6), ("qwen3-vl", 8), ("llava-onevision", 5), ("internvl", 5)]
+)
+def test_all_frames_of_a_video_are_in_one_kernel(name: str, frames: int, kernels: list[tuple[int, ...]]) -> None:
+    """Cut, merged, normalised and converted; nothing makes the host wait."""
+    front_end = VideoFrontEnd.from_processor(VIDEOS[name], dtype="bfloat16", num_frames=frames)
+    layout = front_end.layout(80, 60, frames, 2.0)
+    with GpuWork() as work:
+        front_end.render_frames(GpuTensor.on(0, smooth(frames, 3, 60, 80)), layout)  # which copies the table of values
+        kernels.clear()
+        work.waits.clear()
+        front_end.render_frames(GpuTensor.on(0, smooth(frames, 3, 60, 80)), layout)
+    assert len(kernels) == 1
+    assert frames in kernels[0][:2]
+    assert work.waits == []

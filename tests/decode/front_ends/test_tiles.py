@@ -287,7 +287,7 @@ def test_takes_a_count_of_tokens_that_changes_no_pixels() -> None:
 
 def test_refuses_other_texts() -> None:
     for name, outer, message in (
-        ("GotOcr2ImageProcessor", {"processor_class": "AyaVisionProcessor"}, "AyaVisionProcessor is not covered"),
+        ("GotOcr2ImageProcessor", {"processor_class": "Kosmos2Processor"}, "Kosmos2Processor is not covered"),
         ("LlavaOnevisionImageProcessor", {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio='pad'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -43,7 +43,8 @@ def image_processor(module: str, name: str, **values: Any) -> Any:
 
 def run(processor: Any, images: Sequence[Any]) -> dict[str, Any]:
     """Runs the image processor as the processor around it does."""
-    return dict(processor.image_processor(list(images), **getattr(processor, "images_kwargs", {}), return_tensors="pt"))
+    passed = {**getattr(processor, "images_kwargs", {}), "return_tensors": "pt"}
+    return dict(processor.image_processor(list(images), **passed))
 
 
 def run_nested(processor: Any, images: Sequence[Any]) -> dict[str, Any]:

@@ -269,7 +269,6 @@ def test_statistics_of_the_other_process_are_the_loaders() -> None:
             assert stats.counts["made"] == 15
             assert stats.batches == 15
             assert stats.stage_seconds["rank"] > 0
-            assert stats.queue_occupancy is not None
             counts[process] = {k: v for k, v in stats.counts.items() if not k.startswith("decode_process.")}
             if process:
                 assert stats.counts["decode_process.batches"] == 15

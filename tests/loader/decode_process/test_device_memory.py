@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,10 +40,20 @@ class StandIn:
             "synchronize": lambda device: self.said.append("synchronize"),
             "Event": lambda **_: _Event(self),
             "get_allocator_backend": lambda: "another",
+            "stream": self.stream,
+            "is_current_stream_capturing": lambda: self.current in self.captured,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         torch.cuda.Event.from_ipc_handle = lambda device, handle: _Event(self, handle.decode())
         self.events = 0
+        self.captured: list[Any] = []
+        self.current: Any = None
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.current = stream
+        yield
+        self.current = None
 
     def allocate(self, device: int, size: int) -> int:
         block = (ctypes.c_ubyte * size)()
@@ -75,6 +86,9 @@ class _Event:
 
     def record(self, stream: object) -> None:
         self.driver.said.append(f"record {self.name}")
+
+    def synchronize(self) -> None:
+        self.driver.said.append(f"host waits for {self.name}")
 
 
 class _Stream:
@@ -121,6 +135,10 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     del kept
     gc.collect()
     driver.said.clear()
+    driver.captured = [_Stream(driver)]  # for a CUDA graph: a wait for it would join the capture
+    assert give_back() == []
+    assert driver.said == []
+    driver.captured = []
     assert give_back() == [0]
     assert driver.said == ["release waits for trainer", "record event 1"]
     third = cross(segment(4, 800))
@@ -135,7 +153,10 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     assert ended == [True]
     assert not views.seen
     assert sorted(give_back()) == [0, 1]  # one more than the spare one
+    driver.said.clear()
     views.drop(store.take_dropped())
+    assert len(driver.said) == 1
+    assert driver.said[0].startswith("host waits for event")  # and not for the device
     assert len(driver.opened) == 1
     assert len(driver.memory) == 2  # not freed before it was closed
     for number in views.take_closed():

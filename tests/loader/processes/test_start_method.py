@@ -76,8 +76,8 @@ def test_these_threads_do_not_rule_out_a_fork(name: str) -> None:
 
 def test_the_thread_that_runs_hooks_rules_out_a_fork(caplog: pytest.LogCaptureFixture) -> None:
     with running("energon-dali-rank"), caplog.at_level(logging.INFO, "energon_dali.loader"):
-        assert resolve_start_method("auto", uses_device=False) == "spawn"
-    assert "Processes are spawned, because the thread energon-dali-rank is running hooks" in caplog.text
+        assert resolve_start_method("auto", uses_device=False) == "forkserver"
+    assert "by a fork server, because the thread energon-dali-rank is running hooks" in caplog.text
 
 
 def test_all_threads_of_the_package_are_in_the_list_of_those_that_may_hold_locks() -> None:
@@ -201,7 +201,8 @@ def test_cuda_in_use_rules_out_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert resolve_start_method("auto", uses_device=False) == "spawn"
+    assert resolve_start_method("auto", uses_device=False) == "forkserver"
+    assert resolve_start_method("auto", uses_device=True) == "spawn"
 
 
 def test_a_gpu_in_the_machine_rules_out_a_forked_decode_process(monkeypatch: pytest.MonkeyPatch) -> None:

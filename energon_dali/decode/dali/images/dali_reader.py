@@ -127,8 +127,9 @@ class DaliReader:
         except Exception as error:
             return self._recover(error)
         self._flying.popleft()
-        threads = self._decoder.engine_options.threads_on(self._device)
-        values = take_results(outputs[0], self._graph, batch, threads, stream)[: last - first]
+        options = self._decoder.engine_options
+        threads, copies_to = options.threads_on(self._device), options.tuning.copies_to(self._device)
+        values = take_results(outputs[0], self._graph, batch, threads, stream, copies_to)[: last - first]
         route: Route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"  # only DALI has seen the formats
         images: list[Outcome] = [Decoded(value, route) for value in values]
         return ReaderBatch(first, images, self._bytes_of_parts(outputs[1:-1], first, last))

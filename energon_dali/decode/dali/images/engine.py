@@ -29,13 +29,12 @@ from energon_dali.decode.dali.runtime.blocks import (
     FutureGroup,
     bring_to_device,
     copy_to_torch,
-    host_threads,
-    num_host_threads,
     split_block,
 )
-from energon_dali.decode.dali.runtime.device import load_backend
+from energon_dali.decode.dali.runtime.device import Device, load_backend
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
+from energon_dali.decode.dali.runtime.host_decoding import host_threads, num_host_threads
 from energon_dali.decode.dali.runtime.pipeline import Pipeline
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.front_ends.resampling import Pixels
@@ -115,15 +114,9 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
 
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
         spec = batch.handles[0].spec
-        if self.device.kind == "gpu" and self.options.tuning.copies_to_torch and spec.container == "torch":
-            values: list[Any] = copy_to_torch(outputs, self.device, stream)
-            if spec.dtype == "bfloat16":
-                import torch
-
-                with torch.cuda.stream(stream):
-                    values = [value.to(torch.bfloat16) for value in values]
-        else:
-            values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
+        values = take_results(
+            outputs, self.graph, batch, self.options.num_threads, stream, self.options.tuning.copies_to(self.device)
+        )
         if self.device.kind == "gpu" and spec.front_end is not None:
             import torch
 
@@ -264,7 +257,14 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
     return {name: np.ascontiguousarray(table[:, columns[name][0]], columns[name][1]) for name in names}
 
 
-def take_results(images: Any, graph: ImageGraph, batch: ImageBatch, num_threads: int, stream: Any = None) -> list[Any]:
+def take_results(
+    images: Any,
+    graph: ImageGraph,
+    batch: ImageBatch,
+    num_threads: int,
+    stream: Any = None,
+    copies_to: Device | None = None,
+) -> list[Any]:
     """Returns one result per image of a TensorList, made by its graph and, if need be, by `finish_images`.
 
     Args:
@@ -273,11 +273,24 @@ def take_results(images: Any, graph: ImageGraph, batch: ImageBatch, num_threads:
         batch: The images of the run.
         num_threads: Most threads that finish them.
         stream: See `take_values`.
+        copies_to: The GPU, where tensors are copied into torch's memory: `DaliTuning.copies_to_torch`.
     """
     spec = batch.handles[0].spec
     if not graph.is_finished_later:
+        if copies_to is not None and spec.container == "torch":
+            return _narrowed(copy_to_torch(images, copies_to, stream), spec, stream)
         return take_values(images, spec, stream)
     return finish_images(_rows_of_arrays(images), batch.geometries, spec, num_threads)
+
+
+def _narrowed(tensors: list[Any], spec: ImageSpec, stream: Any) -> list[Any]:
+    """Returns the tensors of a GPU in the dtype of a spec: DALI does not have bfloat16, and returns float32."""
+    if spec.dtype != "bfloat16":
+        return tensors
+    import torch
+
+    with torch.cuda.stream(stream):
+        return [tensor.to(torch.bfloat16) for tensor in tensors]
 
 
 def take_values(images: Any, spec: ImageSpec, stream: Any = None) -> list[Any]:

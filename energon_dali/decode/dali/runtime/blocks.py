@@ -1,21 +1,19 @@
-"""What a block takes while it is decoded: its future, CUDA streams, a share of a device's memory, and host threads."""
+"""What a block takes while it is decoded: its future, CUDA streams, and a share of a device's memory."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-import os
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.runtime.device import Device, load_backend
+from energon_dali.decode.dali.runtime.device import Device, load_backend, refuse_capture
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
-from energon_dali.host_cores import cores_per_rank, divide_cores
 from energon_dali.samples.transfer import map_tensors
 from energon_dali.shards.storage.local import ReusedBuffers
 
@@ -26,7 +24,7 @@ _CPU_RUN_BYTES = 1 << 30
 """Largest run on the CPU: 64 images of 5 megapixels as RGB."""
 _RUNS_PER_BUDGET = 4
 """A run takes at most this part of a budget, so that two runs of two engines fit."""
-_GPU_BUDGET_BYTES = 8 << 30
+GPU_BUDGET_BYTES = 8 << 30
 """Default budget of a GPU."""
 _WORKSPACE_BYTES = 32 << 20
 """Memory of the decoders themselves when `has_room` looks for room; a low guess, as it was not measured."""
@@ -130,10 +128,19 @@ def split_block(
 
 
 def consumer_stream(device: Device) -> Any:
-    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU."""
+    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU.
+
+    Args:
+        device: Where a block is decoded.
+
+    Raises:
+        ConfigError: That stream is being captured for a CUDA graph.
+    """
     if device.kind == "cpu":
         return None
     import torch
+
+    refuse_capture("Media were to be decoded")
 
     return torch.cuda.current_stream(device.ordinal)
 
@@ -234,7 +241,7 @@ class DeviceMemory:
 
     def __init__(self, device: Device, budget_bytes: int | None = None) -> None:
         if budget_bytes is None and device.kind == "gpu":
-            budget_bytes = _GPU_BUDGET_BYTES
+            budget_bytes = GPU_BUDGET_BYTES
         self.device = device
         self.budget_bytes = budget_bytes
         self.run_bytes = _CPU_RUN_BYTES if budget_bytes is None else max(1, budget_bytes // _RUNS_PER_BUDGET)
@@ -351,30 +358,3 @@ def release_unused() -> None:
     """Returns the memory that is kept for later runs to the devices; values that are still held stay valid."""
     RESULTS.clear()
     load_backend().ReleaseUnusedMemory()
-
-
-def num_host_threads() -> int:
-    """Returns the threads of this process that do on the CPU what DALI does not: PIL, PyAV, front ends, finishing."""
-    return divide_cores(cores_per_rank(), gpu=True).fallbacks
-
-
-def host_threads() -> ThreadPoolExecutor:
-    """Returns these threads, which are started when they are first needed."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(num_host_threads(), thread_name_prefix="energon-dali-pil")
-        return _pool
-
-
-def _forget_pool() -> None:
-    """After a fork: the threads exist only in the parent."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-_pool: ThreadPoolExecutor | None
-_pool_lock: threading.Lock
-_forget_pool()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)

@@ -268,6 +268,26 @@ def use_device(device: Device) -> None:
         torch.cuda.set_device(device.ordinal)
 
 
+def refuse_capture(what: str) -> None:
+    """Refuses to hand decoded media over to a thread that captures a CUDA graph. Does not initialise CUDA.
+
+    Args:
+        what: The beginning of the message: what was asked for.
+
+    Raises:
+        ConfigError: The current CUDA stream of the calling thread is being captured.
+    """
+    import torch
+
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            f"{what} while this thread captures a CUDA graph. The graph would read the memory of this one batch in "
+            "every replay, and CUDA lets no captured stream wait for work outside of the graph. Take the batch before "
+            "the capture, copy it into tensors that the graph reads, and copy each later batch there before the "
+            "replay (docs/cuda-graphs.md)."
+        )
+
+
 def current_device(device: Device) -> AbstractContextManager[None]:
     """Makes a GPU the current one of the calling thread, which is the user's, inside a `with`; no effect on the CPU."""
     if device.kind == "cpu":
@@ -336,6 +356,22 @@ def _current_gpu(count: int) -> int:
     if is_ours:
         torch.cuda.set_device(_of_thread.gpu)
     return int(_of_thread.gpu)
+
+
+def likely_gpu(option: DeviceOption) -> int:
+    """Returns the ordinal of the GPU that an option will mean in this process; opens no context on it.
+
+    Args:
+        option: `video_decode_device` as the user gave it, other than "cpu".
+    """
+    if isinstance(option, int):
+        return option
+    import torch
+
+    if not getattr(_of_thread, "is_ours", False) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.current_device())
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    return int(local_rank) % max(1, torch.cuda.device_count()) if local_rank.isdigit() else 0
 
 
 def _mark_fork() -> None:

@@ -21,16 +21,19 @@ _DEVICE = re.compile(r"cuda|nvml|driver|NVJPEG_STATUS_(?:EXECUTION|INTERNAL)", r
 _ADVICE: dict[Media, str] = {"image": "smaller blocks", "video": "smaller blocks or shorter clips"}
 
 
-def raise_if_device_failed(error: BaseException, device: Device, media: Media = "image", needed_bytes: int = 0) -> None:
+def raise_if_device_failed(
+    error: BaseException, device: Device, media: Media = "image", needed_bytes: int = 0, *, library: str = "DALI"
+) -> None:
     """Raises if the device failed or its memory is full; returns if a bad file can have caused the error.
 
     Args:
-        error: The error that DALI raised.
+        error: The error that the library raised.
         device: Where it decoded. A GPU is asked whether it still works and has room; where it does not, DALI blames a
             file.
         media: What was decoded. For videos, CUDA's words in a message prove nothing: NVDEC reports bad streams as CUDA
             errors too.
         needed_bytes: Memory that the run takes on a GPU.
+        library: What decoded, for the message.
 
     Raises:
         DeviceFailedError: The device failed or its memory is full, so every other file would fail as well.
@@ -48,11 +51,11 @@ def raise_if_device_failed(error: BaseException, device: Device, media: Media = 
         failed = not device_works(device)
         full = not failed and not has_room(device, needed_bytes)
     if full or failed:
-        reason = f"there is no room for a run of {max(1, needed_bytes >> 20)} MiB; DALI says: " if full else ""
+        reason = f"there is no room for a run of {max(1, needed_bytes >> 20)} MiB; {library} says: " if full else ""
         raise DeviceFailedError(
-            f"DALI failed on {device} while decoding {media}s: {reason}{first_line(error)}. {_free_memory(device)}No "
-            "sample caused this, so nothing was skipped. If memory is short, give a smaller gpu_memory_budget_bytes or "
-            f"{_ADVICE[media]}; after other CUDA errors, start the process again."
+            f"{library} failed on {device} while decoding {media}s: {reason}{first_line(error)}. "
+            f"{_free_memory(device)}No sample caused this, so nothing was skipped. If memory is short, give a smaller "
+            f"gpu_memory_budget_bytes or {_ADVICE[media]}; after other CUDA errors, start the process again."
         ) from error
 
 

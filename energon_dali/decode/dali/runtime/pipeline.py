@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption, Media, load_dali
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.host_cores import cores_per_rank, divide_cores
+
+if TYPE_CHECKING:
+    from energon_dali.decode.video_backends.base import BackendOption
 
 
 class Pipeline(Protocol):
@@ -48,6 +51,7 @@ class EngineOptions:
     max_batch_size: int
     gpu_memory_budget_bytes: int | None
     tuning: DaliTuning
+    video_backend: BackendOption = "auto"
 
     def on(
         self,

@@ -155,8 +155,8 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
         import torch
 
         values: list[Any] = []
-        copies = self.device.kind == "gpu" and self.options.tuning.copies_to_torch
-        copied = copy_to_torch(outputs, self.device, stream) if copies else None
+        copies_to = self.options.tuning.copies_to(self.device)
+        copied = None if copies_to is None else copy_to_torch(outputs, copies_to, stream)
         for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream, copied), strict=True):
             if frames is None:  # a bad file for which DALI did not raise
                 _LOG.debug("%r: DALI did not return the number of frames that was asked for", handle)

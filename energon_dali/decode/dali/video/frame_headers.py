@@ -47,8 +47,10 @@ _MPEG4_LAYERS = range(0x20, 0x30)
 _AV1_SEQUENCE_HEADER = 1
 
 
-def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: FrameShape) -> bool:
-    """Returns whether the container and all frames of the one video stream of a file have one shape, shown whole.
+def has_uniform_frames(
+    data: bytes | bytearray | memoryview, codec: str, shape: FrameShape, *, whole: bool = True
+) -> bool:
+    """Returns whether the container and all frames of the one video stream of a file have one shape.
 
     Demuxes the file and decodes nothing: 1 to 10 ms for 250 frames, more for Motion JPEG.
 
@@ -56,6 +58,7 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
         data: The file.
         codec: FFmpeg's name of the codec.
         shape: The shape that FFmpeg found when it opened the file.
+        whole: Whether frames must also be shown whole, as they are coded (`coded_size`).
     """
     try:
         reader = MemoryReader(memoryview(data).cast("B"))
@@ -66,7 +69,8 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
             packets = (memoryview(packet) for packet in container.demux(stream) if packet.size)
             if codec in CODECS_WITH_PARAMETERS:
                 extradata = stream.codec_context.extradata or b""
-                return shows_whole_frames(codec, extradata, *shape[:2]) and keeps_parameters(codec, extradata, packets)
+                shown = not whole or shows_whole_frames(codec, extradata, *shape[:2])
+                return shown and keeps_parameters(codec, extradata, packets)
             return _have_shape(packets, _READERS[codec], shape)
     except (DecodeError, IrregularHeaderError, IndexError, KeyError, ValueError):
         return False

@@ -25,7 +25,8 @@ from energon_dali.decode.dali import release_memory
 from energon_dali.decode.dali.images import engine
 from energon_dali.decode.dali.images.engine import finish_images
 from energon_dali.decode.dali.images.graph import can_finish
-from energon_dali.decode.dali.runtime.blocks import RESULTS, host_threads, num_host_threads
+from energon_dali.decode.dali.runtime.blocks import RESULTS
+from energon_dali.decode.dali.runtime.host_decoding import host_threads, num_host_threads
 from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.shards.storage.local import ReusedBuffers

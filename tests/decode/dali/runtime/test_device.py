@@ -10,14 +10,10 @@ import pytest
 import torch
 
 from energon_dali.decode import DaliDecoder
-from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.dali.runtime.device import Device, resolve_device
-from energon_dali.decode.dali.video.eligibility import is_eligible_video
-from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceError
 from energon_dali.loader.cuda_handoff import CudaHandoff
-from tests.av.corpus import video_file
 from tests.fake_cuda import FakeCuda
 
 
@@ -154,19 +150,6 @@ def test_what_hides_the_gpus(monkeypatch: pytest.MonkeyPatch, visible: str, seen
     monkeypatch.setattr(device, "_any_file", lambda patterns: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert device.sees_gpu() is seen
-
-
-@pytest.mark.parametrize(
-    ("capability", "decodes"),
-    [((7, 5), False), ((8, 0), False), ((8, 6), True), ((8, 9), True), ((9, 0), False), ((10, 0), True)],
-)
-def test_av1_is_asked_of_the_gpu_that_decodes(monkeypatch: pytest.MonkeyPatch, capability: Any, decodes: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda ordinal: capability if ordinal == 3 else (0, 0))
-    handle, file = stage_clips("mp4", video_file("av1-mp4"), VideoClips(1, 2))
-    file.close()
-    handle.width, handle.height, handle.uniform_frames = 640, 360, True
-    assert is_eligible_video(handle, "gpu", 3) is decodes
-    assert not is_eligible_video(handle, "gpu")
 
 
 def test_a_device_that_is_the_cpu_works() -> None:

@@ -6,8 +6,10 @@ CUDA is a fake, and DALI's CPU operators run instead of a GPU's: these tests say
 from __future__ import annotations
 
 import io
+import tarfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,11 @@ from PIL import Image
 from energon_dali import FrontEnd, SampleDecoder
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.decode.dali import close_engines, dispatch
-from energon_dali.decode.dali.dispatch import DecodedHandle
 from energon_dali.decode.dali.images import codecs, engine
+from energon_dali.decode.dali.images.dali_reader import DaliReader, ReaderRow
+from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle
 from energon_dali.decode.dali.tuning import DaliTuning
-from energon_dali.errors import DecodeError, DeviceFailedError
+from energon_dali.errors import ConfigError, DecodeError, DeviceFailedError
 from tests.decode.sample_images import sample_images
 from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
 
@@ -247,20 +250,12 @@ def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(
     assert {outcome.route for outcome in outcomes} == {"dali-host"}
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
-def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DLPack leaves it to DALI to free them, which waits for the whole device; a CUDA graph forbids that."""
-    install_dali(monkeypatch, cuda)
+def torchs_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Lets `torch.empty` make tensors of the GPU, and nothing else come from DALI; returns (device, CUDA stream)."""
 
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("a result went through DLPack")
 
-    small = io.BytesIO()
-    Image.open(io.BytesIO(sample_images()["jpeg-444"])).resize((90, 40)).save(small, "jpeg")
-    files = [sample_images()["jpeg-420"], small.getvalue()]
-    options: Any = {"image_decode": "torchrgb", "image_dtype": dtype, "image_decode_device": "gpu"}
-    plain = DaliDecoder(**options)
-    expected = values(plain.decode_block([plain.stage("jpg", data) for data in files]))
     monkeypatch.setattr("torch.utils.dlpack.from_dlpack", refuse)
     empty, made = torch.empty, []
 
@@ -271,10 +266,68 @@ def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, mo
         return GpuTensor.on(GPU, empty(*shape, **others))
 
     monkeypatch.setattr("torch.empty", empty_on_gpu)
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+def test_results_can_be_copied_into_torchs_memory(dtype: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLPack leaves it to DALI to free them, which waits for the whole device; a CUDA graph forbids that."""
+    install_dali(monkeypatch, cuda)
+    small = io.BytesIO()
+    Image.open(io.BytesIO(sample_images()["jpeg-444"])).resize((90, 40)).save(small, "jpeg")
+    files = [sample_images()["jpeg-420"], small.getvalue()]
+    options: Any = {"image_decode": "torchrgb", "image_dtype": dtype, "image_decode_device": "gpu"}
+    plain = DaliDecoder(**options)
+    expected = values(plain.decode_block([plain.stage("jpg", data) for data in files]))
+    made = torchs_memory(monkeypatch)
     decoder = DaliDecoder(**options, tuning=DaliTuning(copies_to_torch=True))
     found = values(decoder.decode_block([decoder.stage("jpg", data) for data in files]))
     ((device, stream),) = made
     assert device == f"cuda:{GPU}"
     assert stream is not torch.cuda.current_stream()  # of the engine
     assert all(value.is_cuda for value in found)
+    assert all(value.dtype == getattr(torch, dtype) for value in found)
     assert all(map(torch.equal, (value.as_subclass(torch.Tensor) for value in found), expected))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16"])
+def test_dalis_own_reader_copies_into_torchs_memory_too(
+    dtype: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_dali(monkeypatch, cuda)
+    shard, rows = str(tmp_path / "shard.tar"), []
+    with tarfile.open(shard, "w") as tar:
+        for number, name in enumerate(("jpeg-420", "jpeg-444", "jpeg-gray")):
+            data = sample_images()[name]
+            member = tarfile.TarInfo(f"{number}.jpg")
+            member.size = len(data)
+            offset = tar.offset + 512
+            tar.addfile(member, io.BytesIO(data))
+            width, height = Image.open(io.BytesIO(data)).size
+            rows.append(ReaderRow(0, ((offset, len(data)),), width, height, 1, seed=0))
+    options: Any = {"image_decode": "torchrgb", "image_dtype": dtype, "image_decode_device": "gpu"}
+
+    def read(tuning: DaliTuning) -> list[torch.Tensor]:
+        decoder = DaliDecoder(**options, tuning=tuning)
+        with DaliReader(decoder, [shard], rows, components=["jpg"], image="jpg", batch_size=2) as reader:
+            outcomes = [outcome for batch in reader for outcome in batch.images]
+        assert {outcome.route for outcome in outcomes if isinstance(outcome, Decoded)} == {"dali-gpu"}
+        return values(outcomes)
+
+    expected = read(DaliTuning())
+    made = torchs_memory(monkeypatch)
+    found = read(DaliTuning(copies_to_torch=True))
+    assert made == [(f"cuda:{GPU}", torch.cuda.current_stream())] * 2  # the consumer's, on which DALI made them
+    assert all(value.is_cuda for value in found)
+    assert all(map(torch.equal, (value.as_subclass(torch.Tensor) for value in found), expected))
+
+
+def test_a_thread_that_captures_a_graph_is_given_no_block(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_dali(monkeypatch, cuda)
+    decoder = decoder_for_gpu()
+    cuda.captures = True
+    for handles in (jpegs(decoder), for_pil(decoder)):
+        with pytest.raises(ConfigError, match=r"while this thread captures a CUDA graph.*before the capture"):
+            decoder.submit_block(handles)
+    cuda.captures = False
+    assert len(values(decoder.decode_block(jpegs(decoder)))) == 4

@@ -16,7 +16,6 @@ from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.av import AVLimits
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
-from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
@@ -24,12 +23,14 @@ from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.dali.video.engine import DaliVideoEngine, VideoGraph, find_correction, take_frames
 from energon_dali.decode.pyav import stage_clips
+from energon_dali.decode.video_backends.choice import BACKENDS
 from energon_dali.errors import DeviceFailedError
 from energon_dali.samples.kinds import Clips
 from tests.av.corpus import VIDEOS, VideoRecipe, encode_video, video_file
 from tests.decode.dali.video.uneven_videos import UNEVEN, uneven_video
 from tests.decode.tolerance import CLIPS, explain_difference
 
+DALI = BACKENDS["dali"]
 EXACT_FLAGS: Any = 0x2 | 0x2000 | 0x40000
 """What DALI's conversion is equal to, bit for bit: swscale's BILINEAR, FULL_CHR_H_INT and ACCURATE_RND. PyAV 17 names
 the first alone."""
@@ -238,7 +239,7 @@ def test_what_suits_which_device() -> None:
         "h264-negative-start-mp4",
         "vp8-webm",
         "mjpeg-mp4",
-        "av1-mp4",
+        "av1-mp4",  # of which nobody asked the GPU
     ):
         assert not suits(name, "gpu"), name
     small = handle_of(video_file("vp9-webm"))
@@ -255,7 +256,7 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
     cut = handle_of(video_file("vp9-webm"))
     assert is_eligible_video(cut, "cpu")
     cut.data = bytes(cut.data)[: len(cut.data) // 3]
-    outcomes = submit_clips(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [good, short, good, cut, good]).result(
+    outcomes = DALI.submit(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [good, short, good, cut, good]).result(
         60
     )
     assert [type(outcome) for outcome in outcomes] == [Decoded, DecodeFailure, Decoded, DecodeFailure, Decoded]
@@ -269,7 +270,7 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
 
 def test_what_dali_gives_up_and_pyav_decodes_is_not_a_failure() -> None:
     handle = handle_of(video_file("h264-b-mp4"))
-    (outcome,) = submit_clips(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [handle]).result(60)
+    (outcome,) = DALI.submit(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [handle]).result(60)
     assert isinstance(outcome, Decoded)
     assert outcome.route == "fallback"
     assert torch.equal(outcome.value.frames, handle.decode().frames)
@@ -300,6 +301,7 @@ from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import MediaHandle
 from energon_dali.errors import DecodeError
+from energon_dali.decode.video_backends.choice import BACKENDS
 from tests.av.corpus import video_file
 from tests.decode.dali.video.test_video import damage
 decoder = DaliDecoder(av_decode=VideoClips(2, 3), video_decode_device="cpu")

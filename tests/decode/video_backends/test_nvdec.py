@@ -10,14 +10,15 @@ import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali import close_engines, dispatch
-from energon_dali.decode.dali.dispatch import goes_to_dali
+from energon_dali.decode.dali import close_engines
 from energon_dali.decode.dali.runtime import device as devices
 from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.video import nvdec
-from energon_dali.decode.dali.video.nvdec import DecoderCache, ask_nvdec, decoder_bytes
 from energon_dali.decode.pyav import stage_clips
+from energon_dali.decode.video_backends import nvdec
+from energon_dali.decode.video_backends.choice import choose_backend, device_of_rank
+from energon_dali.decode.video_backends.dali_backend import DaliBackend
+from energon_dali.decode.video_backends.nvdec import DecoderCache, ask_nvdec, decoder_bytes
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.fake_cuda import FakeCuda
 
@@ -75,6 +76,11 @@ def handle_of(codec: str = "h264", size: tuple[int, int] = (320, 240)) -> ClipsH
     return handle
 
 
+def goes_to_dali(handle: ClipsHandle) -> bool:
+    options = DaliDecoder(av_decode=handle.spec, video_decode_device="gpu").engine_options
+    return choose_backend(handle, options, device_of_rank(GPU)).name == "dali"
+
+
 def test_the_layout_of_the_drivers_structure() -> None:
     """As in cuviddec.h: sizes and offsets that a C compiler gives."""
     caps = nvdec._Capabilities
@@ -94,7 +100,7 @@ def test_without_nvdec_no_video_goes_to_dali_and_one_warning_says_why(
     """Images of CUDA default to the capabilities compute and utility, which lack the video library."""
     install(driver)
     handle = handle_of()
-    assert not goes_to_dali(handle, "gpu", GPU)
+    assert not goes_to_dali(handle)
     decoder = DaliDecoder(av_decode=handle.spec, video_decode_device="gpu")
     for _ in range(2):
         (outcome,) = decoder.decode_block([handle])
@@ -108,18 +114,21 @@ def test_without_nvdec_no_video_goes_to_dali_and_one_warning_says_why(
 
 def test_workers_decode_videos_themselves_where_the_library_is_missing(install: Callable[..., FakeCuda]) -> None:
     """They may not ask the GPU, but they see that."""
-    worker = Device("gpu")
-    install(None)
-    assert not goes_to_dali(handle_of(), "gpu", worker)
-    cuda = install(FakeDriver(HOPPER))
-    assert goes_to_dali(handle_of(), "gpu", worker)
-    assert cuda.contexts == set()
+    spec = VideoClips(1, 2)
+    data = encode_video(VideoRecipe("h264", "mp4", frames=2, size=(320, 240), gop=1000))
+    for driver, decoded in ((None, True), (FakeDriver(HOPPER), False)):
+        cuda = install(driver)
+        worker = DaliDecoder(av_decode=spec, video_decode_device="gpu")
+        handle = worker.stage("mp4", data)
+        assert isinstance(handle, ClipsHandle)
+        assert (handle.decoded is not None) == decoded
+        assert cuda.contexts == set()
 
 
 def test_the_gpus_answer_decides_and_is_asked_once(install: Callable[..., FakeCuda]) -> None:
     driver = FakeDriver({**HOPPER, "hevc": (300, 300)})
     cuda = install(driver)
-    routes = {codec: goes_to_dali(handle_of(codec), "gpu", GPU) for codec in ("h264", "hevc", "vp9", "mpeg4", "av1")}
+    routes = {codec: goes_to_dali(handle_of(codec)) for codec in ("h264", "hevc", "vp9", "mpeg4", "av1")}
     assert routes == {"h264": True, "hevc": False, "vp9": True, "mpeg4": True, "av1": False}
     assert driver.asked == len(nvdec._CODECS)
     assert cuda.contexts == {0}
@@ -163,7 +172,7 @@ def test_what_is_kept_leaves_less_room_for_runs() -> None:
 
 def test_a_size_without_room_is_pyavs(install: Callable[..., FakeCuda], monkeypatch: pytest.MonkeyPatch) -> None:
     install(FakeDriver(HOPPER))
-    monkeypatch.setattr(dispatch, "_has_decoder_for", lambda handle, options, device: False)
+    monkeypatch.setattr(DaliBackend, "has_room", lambda *_: False)
     handle = handle_of()
     (outcome,) = DaliDecoder(av_decode=handle.spec, video_decode_device="gpu").decode_block([handle])
     assert isinstance(outcome, Decoded)

@@ -1,8 +1,9 @@
 """What the hardware video decoder of a GPU (NVDEC) can do, asked once per GPU, and what its decoders keep in memory.
 
 DALI reports a missing NVDEC like a bad video. So the route of a video is decided before, from the driver's own answer.
+The rank asks before its workers start, and the answer travels to them as plain data.
 
-Source: cuviddec.h and nvcuvid.h of NVIDIA's Video Codec SDK 13.0.
+Source: cuviddec.h and nvcuvid.h of NVIDIA's Video Codec SDK 13.0, as torchcodec 0.17 ships them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import ctypes
 import functools
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +22,7 @@ from energon_dali.decode.dali.runtime.blocks import DeviceMemory
 from energon_dali.decode.dali.runtime.device import Device, current_device, say_once
 
 LIBRARY = "libnvcuvid.so.1"
+_DRIVER = "libcuda.so.1"
 REMEDY = (
     "It belongs to the driver. In containers set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video (docker run -e, or "
     "ENV in the Dockerfile); on Debian and Ubuntu run apt-get install libnvidia-decode-NNN, NNN being the driver's "
@@ -32,8 +36,8 @@ _CHROMA_420 = 1
 
 _SURFACES = 22
 """Frames that a decoder keeps: up to 16 references, those being decoded, and those being shown."""
-_MOST_DECODERS = 100
-"""So many does DALI 2.4 keep per GPU."""
+MOST_OF_DALI = 100
+"""So many decoders does DALI 2.4 keep per GPU."""
 _CACHES_PER_BUDGET = 4
 """The decoders may take this part of a budget."""
 
@@ -91,6 +95,17 @@ class Nvdec:
     obstacle: str = ""
     """Why nothing can be decoded; "" if something can."""
 
+    def decodes(self, codec: str, width: int, height: int) -> bool:
+        """Returns whether frames of a size are decoded.
+
+        Args:
+            codec: FFmpeg's name.
+            width: In pixels.
+            height: Likewise.
+        """
+        limits = self.codecs.get(codec)
+        return limits is not None and limits.include(width, height)
+
 
 def library_obstacle() -> str:
     """Returns why this process cannot load the driver's video library, "" if it can; does not touch CUDA."""
@@ -107,7 +122,9 @@ def _load() -> tuple[Any, str]:
 
 @functools.cache
 def ask_nvdec(ordinal: int) -> Nvdec:
-    """Returns what a GPU decodes. Initialises CUDA, so only the rank may call it.
+    """Returns what a GPU decodes. Touches the driver, so only the rank may call it.
+
+    No context stays behind on a GPU that this process does not use yet, so workers may still be forked.
 
     Args:
         ordinal: Of the GPU.
@@ -115,44 +132,65 @@ def ask_nvdec(ordinal: int) -> Nvdec:
     library, obstacle = _load()
     if library is None:
         return Nvdec({}, obstacle)
+    try:
+        with _context(ordinal):
+            return _ask(library)
+    except OSError as error:
+        return Nvdec({}, str(error))
+
+
+@contextmanager
+def _context(ordinal: int) -> Iterator[None]:
+    """Makes the context of a GPU current, which the driver's video library asks for.
+
+    Raises:
+        OSError: The driver cannot be used.
+    """
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with current_device(Device("gpu", ordinal)):
+            yield
+        return
+    driver = ctypes.CDLL(_DRIVER)
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    for name, arguments in (
+        ("cuInit", (0,)),
+        ("cuDeviceGet", (ctypes.byref(device), ordinal)),
+        ("cuDevicePrimaryCtxRetain", (ctypes.byref(context), device)),
+        ("cuCtxPushCurrent_v2", (context,)),
+    ):
+        status = getattr(driver, name)(*arguments)
+        if status:
+            raise OSError(f"{name} fails with CUDA error {status}")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+def _ask(library: Any) -> Nvdec:
     codecs: dict[str, CodecLimits] = {}
     refused: set[int] = set()
-    with current_device(Device("gpu", ordinal)):  # makes its context current, which the driver asks for
-        for name, number in _CODECS.items():
-            asked = _Capabilities(codec=number, chroma=_CHROMA_420)
-            status = library.cuvidGetDecoderCaps(ctypes.byref(asked))
-            if status:
-                refused.add(status)
-            elif asked.supported:
-                codecs[name] = CodecLimits(
-                    (asked.least_width, asked.most_width),
-                    (asked.least_height, asked.most_height),
-                    asked.most_blocks,
-                    asked.engines,
-                )
+    for name, number in _CODECS.items():
+        asked = _Capabilities(codec=number, chroma=_CHROMA_420)
+        status = library.cuvidGetDecoderCaps(ctypes.byref(asked))
+        if status:
+            refused.add(status)
+        elif asked.supported:
+            codecs[name] = CodecLimits(
+                (asked.least_width, asked.most_width),
+                (asked.least_height, asked.most_height),
+                asked.most_blocks,
+                asked.engines,
+            )
     if codecs:
         return Nvdec(codecs)
     numbers = ", ".join(map(str, sorted(refused)))
     return Nvdec(
         {}, f"the driver refuses to say what NVDEC can do (CUDA error {numbers})" if refused else "it has none"
     )
-
-
-def decodes_on(device: Device, codec: str, width: int, height: int) -> bool:
-    """Returns whether the GPU's NVDEC decodes a video.
-
-    In a process that must not touch the GPU, only the library is looked for.
-
-    Args:
-        device: A GPU; without an ordinal in a process that must not touch it.
-        codec: FFmpeg's name.
-        width: Of the frames, in pixels.
-        height: Likewise.
-    """
-    if device.ordinal is None:
-        return not library_obstacle()
-    limits = ask_nvdec(device.ordinal).codecs.get(codec)
-    return limits is not None and limits.include(width, height)
 
 
 def warn_without_nvdec(device: Device) -> None:
@@ -171,28 +209,32 @@ def decoder_bytes(width: int, height: int) -> int:
 
 
 class DecoderCache:
-    """Counts the hardware decoders that DALI keeps on a GPU, and bounds the memory that they may take.
+    """Counts the hardware decoders that a library keeps on a GPU, and bounds the memory that they may take.
 
-    DALI frees none before it keeps 100 of them, of any sizes. Each thread of its pipelines may need one of each size.
+    DALI frees none before it keeps 100 of them, of any sizes. Each of its threads may need one of each size.
 
     Args:
         memory: Of the GPU; the decoders count in its budget, of which they get a quarter.
+        library: Name of the backend.
+        most_decoders: Decoders that the library has at most.
     """
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    def __init__(self, memory: DeviceMemory, library: str = "dali", most_decoders: int = MOST_OF_DALI) -> None:
         self._memory = memory
+        self._library = library
+        self._most_decoders = most_decoders
         self._most_bytes = (memory.budget_bytes or 0) // _CACHES_PER_BUDGET
         self._threads: dict[tuple[str, int, int], int] = {}
         self._lock = threading.Lock()
 
     def admit(self, codec: str, width: int, height: int, threads: int) -> bool:
-        """Returns whether DALI may decode a video; from then on, decoders of its size are counted.
+        """Returns whether the library may decode a video; from then on, decoders of its size are counted.
 
         Args:
             codec: FFmpeg's name.
             width: In pixels.
             height: Likewise.
-            threads: Threads of the pipeline that decodes it.
+            threads: Threads of the library, each of which may need a decoder of the size.
         """
         size = (codec, width, height)
         with self._lock:
@@ -200,7 +242,7 @@ class DecoderCache:
             if known >= threads:
                 return True
             after = {**self._threads, size: threads}
-            taken = _kept_bytes(after)
+            taken = _kept_bytes(after, self._most_decoders)
             if taken > self._most_bytes and self._threads:
                 if not known:
                     say_once(
@@ -210,24 +252,27 @@ class DecoderCache:
                     )
                 return known > 0
             self._threads = after
-            self._memory.keep("NVDEC", taken)
+            self._memory.keep(("NVDEC", self._library), taken)
             return True
 
 
-def _kept_bytes(threads: dict[tuple[str, int, int], int]) -> int:
-    """Returns the memory of the largest decoders, of which DALI keeps 100."""
-    left, total = _MOST_DECODERS, 0
+def _kept_bytes(threads: dict[tuple[str, int, int], int], most_decoders: int) -> int:
+    """Returns the memory of the largest decoders, as many as are kept."""
+    left, total = most_decoders, 0
     for (_, width, height), count in sorted(threads.items(), key=lambda item: -decoder_bytes(*item[0][1:])):
         total += min(left, count) * decoder_bytes(width, height)
         left -= min(left, count)
     return total
 
 
-_caches: WeakKeyDictionary[DeviceMemory, DecoderCache] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[DeviceMemory, dict[str, DecoderCache]] = WeakKeyDictionary()
 _caches_lock = threading.Lock()
 
 
-def decoder_cache(memory: DeviceMemory) -> DecoderCache:
-    """Returns the cache of a GPU's memory."""
+def decoder_cache(memory: DeviceMemory, library: str = "dali", most_decoders: int = MOST_OF_DALI) -> DecoderCache:
+    """Returns the cache of a library on a GPU; the arguments are those of `DecoderCache`."""
     with _caches_lock:
-        return _caches.setdefault(memory, DecoderCache(memory))
+        of_gpu = _caches.setdefault(memory, {})
+        if library not in of_gpu:
+            of_gpu[library] = DecoderCache(memory, library, most_decoders)
+        return of_gpu[library]

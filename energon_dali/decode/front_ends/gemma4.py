@@ -1,0 +1,114 @@
+"""Gemma 4: images of whole blocks of patches with a limit of tokens, as patches with their positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.front_end import VisionInput
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
+from energon_dali.decode.front_ends.siglip2 import PixelPatches
+from energon_dali.errors import DecodeError
+
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""Values of max_soft_tokens that the processor allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4(PixelPatches):
+    """Resizes an image to as many whole blocks of patches as fit a number of tokens; the model pools a block to one.
+
+    `layout.grid` is (rows, columns) of patches. `batch_vision` pads the patches to the most of an image, with the
+    position (-1, -1).
+    """
+
+    pooling_kernel_size: int = 3
+    """Patches of a block's side."""
+    max_soft_tokens: int = 280
+    """Most blocks of an image."""
+    image_token: str = "<|image|>"
+    """Placeholder of an image in the text, and of each of its features."""
+    start_token: str = "<|image>"
+    """Text before the features. The processor does not count it, nor the one after them."""
+    end_token: str = "<image|>"
+    """Text after them."""
+
+    family: ClassVar[str] = "gemma4"
+    processors: ClassVar[tuple[str, ...]] = ("Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor")
+    torchvision_only: ClassVar[frozenset[str]] = frozenset({"Gemma4UnifiedImageProcessor"})
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_position_ids")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"size"}
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("do_resize", True, "images that are not resized are not whole blocks of patches")
+        most = config.take_integer("max_soft_tokens", 280)
+        if most not in _SOFT_TOKENS:
+            raise config.invalid("max_soft_tokens", most, f"one of {', '.join(map(str, _SOFT_TOKENS))}")
+        patch = config.take_integer("patch_size", 16, most=LARGEST_PATCH)
+        block = config.take_integer("pooling_kernel_size", 3, most=MOST_MERGED)
+        if config.type_name == "Gemma4UnifiedImageProcessor":  # its patches are whole blocks
+            patch, block = patch * block, 1
+        return cls(
+            **config.take_conversion((0.0,) * 3, (1.0,) * 3, "bicubic", normalize=False),
+            patch_size=patch,
+            pooling_kernel_size=block,
+            max_soft_tokens=most,
+            image_token=config.outer_text("image_token", cls.image_token),
+            start_token=config.outer_text("boi_token", cls.start_token),
+            end_token=config.outer_text("eoi_token", cls.end_token),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        rows, columns = self._blocks(height, width)
+        block = self.pooling_kernel_size
+        view = View(rows * block * self.patch_size, columns * block * self.patch_size)
+        return ImageLayout(height, width, (view,), rows * columns, (rows * block, columns * block))
+
+    def _blocks(self, height: int, width: int) -> tuple[int, int]:
+        """Returns (rows, columns) of blocks.
+
+        Raises:
+            DecodeError: The processor refuses images of this size.
+        """
+        side = self.pooling_kernel_size * self.patch_size
+        scale = math.sqrt(self.max_soft_tokens * side**2 / (height * width))
+        rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)
+        if not rows and not columns:
+            raise DecodeError(f"{width} x {height} pixels become less than a block of {side} pixels in both directions")
+        if not rows:
+            rows, columns = 1, min(math.floor(width / height), self.max_soft_tokens)
+        elif not columns:
+            rows, columns = min(math.floor(height / width), self.max_soft_tokens), 1
+        if rows * columns > self.max_soft_tokens:
+            raise DecodeError(f"{width} x {height} pixels become {rows} x {columns} blocks, too many for the processor")
+        return rows, columns
+
+    def image_text(self, layout: ImageLayout) -> str:
+        return f"{self.start_token}{self.image_token * layout.num_features}{self.end_token}"
+
+    def text_tokens(self, layout: ImageLayout) -> int:
+        return layout.num_tokens + 2
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        images = [image for sample in samples for image in sample]
+        most = self.max_soft_tokens * self.pooling_kernel_size**2
+        positions = torch.full((len(images), most, 2), -1, dtype=torch.int64)
+        for image, row in zip(images, positions, strict=True):
+            rows, columns = image.layout.grid
+            row[: image.rows, 0] = torch.arange(columns).repeat(rows)
+            row[: image.rows, 1] = torch.arange(rows).repeat_interleave(columns)
+        tokens = torch.tensor([image.num_tokens for image in images], dtype=torch.int64)
+        return {
+            "pixel_values": self.padded(images, most),
+            "image_position_ids": positions,
+            "num_soft_tokens_per_image": tokens,
+        }

@@ -1,0 +1,1 @@
+"""What decodes videos: one file per library, one interface, and the choice for each video."""

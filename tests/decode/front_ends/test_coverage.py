@@ -1,0 +1,20 @@
+"""The page of covered model types is what its script makes, and each type's outcome is right."""
+
+from __future__ import annotations
+
+from tests.decode.front_ends import coverage
+
+
+def test_the_page_of_model_types_is_current() -> None:
+    assert coverage.PAGE.read_text() == coverage.page(), "run python -m tests.decode.front_ends.coverage"
+
+
+def test_outcomes_of_some_model_types() -> None:
+    found = coverage.coverage()
+    assert found.images["vit"] == "equal"
+    assert found.images["qwen3_vl"] == "equal through qwen2_vl"
+    assert found.images["glm4v_moe"] == "equal through glm4v"  # by its processor: it is in no mapping of images
+    assert found.videos["qwen2_5_vl"] == "equal through qwen2_vl"
+    assert found.images["fuyu"].startswith("FuyuImageProcessor: ")
+    assert found.covered_images >= 87
+    assert found.covered_videos >= 19
