@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def test_what_limits_a_loader_is_found(scenario: Scenario, folders: dict[bool, P
         else:
             for _ in itertools.islice(batches, 32):
                 pass
+            # Rows are read in groups: the batches so far may all be of rows that were read before.
+            end = time.monotonic() + 10
+            while scenario.reading is not None and time.monotonic() < end:
+                next(batches)
+                if loader.stats().since(before).stage_seconds.get("read", 0.0) > 0.5:
+                    break
         found = diagnose(loader.stats().since(before), num_workers=2, memory=memory_left())
     assert found.cause in scenario.causes, str(found)
     if "hook" in found.cause:
