@@ -45,7 +45,9 @@ _import_name, __dir__, __all__ = attach(
         ),
         "decode.clips": "ClipAudio LogMel VideoClips",
         "decode.dali": "DaliTuning",
-        "decode.front_ends": "FrontEnd MultimodalRope VideoFrontEnd VideoInput VisionInput batch_vision",
+        "decode.front_ends": (
+            "FrontEnd MultimodalRope VideoFrontEnd VideoInput VisionInput batch_vision register_front_end"
+        ),
         "diagnosis.step_plan": "plan_steps",
         "error_handlers": "log_exception reraise_exception",
         "errors": (

@@ -108,6 +108,7 @@ from energon_dali.decode.front_ends import (
     VideoInput as VideoInput,
     VisionInput as VisionInput,
     batch_vision as batch_vision,
+    register_front_end as register_front_end,
 )
 from energon_dali.diagnosis.step_plan import (
     plan_steps as plan_steps,

@@ -19,7 +19,13 @@ from energon_dali.decode.front_ends.fixed_size import (
 from energon_dali.decode.front_ends.front_end import VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
+from energon_dali.decode.front_ends.processor_config import (
+    CROP_AND_PAD,
+    LARGEST_FACTOR,
+    LARGEST_SIDE,
+    SMALLEST_FACTOR,
+    ProcessorConfig,
+)
 from energon_dali.decode.front_ends.resampling import Filter, Pixels
 from energon_dali.errors import ConfigError
 
@@ -127,19 +133,16 @@ class DeepseekVLHybrid(DeepseekVL):
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("do_resize", True, "the two squares would have the sizes of images")
         made = super().from_config(config)
-        # The same values under other names.
-        names = ("image_mean", "image_std", "resample")
-        given = {name: config.take(f"high_res_{name}") for name in names}
-        plain = {name: config.take(name) for name in ("do_rescale", "rescale_factor", "do_normalize")}
-        values = {name: value for name, value in {**plain, **given}.items() if value is not None}
-        high = ProcessorConfig({**values, "image_processor_type": config.type_name}, arithmetic=config.arithmetic)
-        background = background_color(high, CLIP_MEAN)
+        mean = config.take_triple("high_res_image_mean", CLIP_MEAN, least=-LARGEST_FACTOR)
+        std = config.take_triple("high_res_image_std", CLIP_STD, least=SMALLEST_FACTOR)
+        values = made.values if made.values.mean is None else replace(made.values, mean=mean, std=std)
+        background = background_color(config, CLIP_MEAN, "high_res_image_mean")
         if background is None:
             raise config.error("high_res_image_mean is not a colour to pad with: it must be between 0 and 1")
         return made.with_fields(
             high_res_side=take_square(config, "high_res_size", 1024),
-            high_res_filter=high.take_filter("bicubic"),
-            high_res_values=high.take_values(mean=CLIP_MEAN, std=CLIP_STD),
+            high_res_filter=config.take_filter("bicubic", "high_res_resample"),
+            high_res_values=values,
             high_res_background=background,
         )
 

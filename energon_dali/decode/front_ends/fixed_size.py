@@ -59,8 +59,8 @@ _DEFAULTS = {
     ),
     "ChameleonImageProcessor": _Default(
         {"shortest_edge": 512},
-        (1.0,),
-        (1.0,),
+        (1.0, 1.0, 1.0),
+        (1.0, 1.0, 1.0),
         "lanczos",
         {"height": 512, "width": 512},
         True,
@@ -245,17 +245,20 @@ def _text_fields(config: ProcessorConfig) -> dict[str, Any]:
     }
 
 
-def background_color(config: ProcessorConfig, mean: tuple[float, ...]) -> tuple[int, int, int] | None:
+def background_color(
+    config: ProcessorConfig, mean: tuple[float, ...], name: str = "image_mean"
+) -> tuple[int, int, int] | None:
     """Returns the bytes of image_mean, with which LLaVA's processors pad images to squares.
 
     Args:
         config: Of the processor.
         mean: Default of image_mean.
+        name: Of the value, if it is another one.
 
     Returns:
         (red, green, blue), or None if they are not bytes: the processor fails when it pads.
     """
-    given = config.take_triple("image_mean", mean, least=-math.inf)
+    given = config.take_triple(name, mean, least=-math.inf)
     red, green, blue = (int(value * 255) for value in given)
     return (red, green, blue) if min(red, green, blue) >= 0 and max(red, green, blue) <= 255 else None
 

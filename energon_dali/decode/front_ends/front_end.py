@@ -437,7 +437,8 @@ class FrontEnd(ABC):
                 source = source.cropped(
                     view.box, (layout.height, layout.width) if view.source == IMAGE else source.size
                 )
-            resized = source.resized(view.height, view.width, view.filter or self.filter, self.resampling)
+            kind = view.filter or self.filter
+            resized = source.resized(view.height, view.width, kind, self.resampling, widened=view.widened)
             fills = view.canvas_size == (view.height, view.width) and view.position == (0, 0)
             if fills and not view.emitted:
                 made.append(resized)

@@ -56,7 +56,7 @@ class Gemma4(PixelPatches):
         if config.type_name == "Gemma4UnifiedImageProcessor":  # its patches are whole blocks
             patch, block = patch * block, 1
         return cls(
-            **config.take_conversion((0.0,), (1.0,), "bicubic", normalize=False),
+            **config.take_conversion((0.0,) * 3, (1.0,) * 3, "bicubic", normalize=False),
             patch_size=patch,
             pooling_kernel_size=block,
             max_soft_tokens=most,

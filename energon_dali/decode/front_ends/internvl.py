@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -204,16 +204,45 @@ def grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def closest_grid(height: int, width: int, tile_area: int, fewest: int, most: int) -> tuple[int, int]:
-    """Returns (rows, columns) of the grid whose aspect ratio is closest to the image's, as GOT-OCR2's processor does.
+    """Returns (rows, columns) of the grid whose aspect ratio is closest to an image's, as GOT-OCR2's processor does."""
+    by_columns = [(columns, rows) for rows, columns in grids(fewest, most)]
+    columns, rows = closest_of(by_columns, width, height, tile_area)
+    return rows, columns
 
-    Of equally close grids a later one, with more tiles, wins if the image has more than half of its pixels.
+
+@lru_cache(maxsize=64)
+def grids_of_a_set(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Returns (columns, rows) of all grids within a range of tiles, by tiles.
+
+    Those with equally many are in the order of a set, as in the processors of Phi-4 and LFM2-VL.
+    """
+    found = {
+        (columns, rows)
+        for count in range(fewest, most + 1)
+        for columns in range(1, count + 1)
+        for rows in range(1, count + 1)
+        if fewest <= columns * rows <= most
+    }
+    return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
+
+
+def closest_of(grids: Iterable[tuple[int, int]], width: int, height: int, tile_area: int) -> tuple[int, int]:
+    """Returns (columns, rows) of the grid whose aspect ratio is closest to an image's.
+
+    Of equally close grids a later one wins if the image has more than half of its pixels.
+
+    Args:
+        grids: (columns, rows) of each.
+        width: Of the image in pixels.
+        height: Likewise.
+        tile_area: Pixels of a tile.
     """
     aspect_ratio = width / height
     best, best_distance = (1, 1), float("inf")
-    for rows, columns in grids(fewest, most):
+    for columns, rows in grids:
         distance = abs(aspect_ratio - columns / rows)
         if distance < best_distance:
-            best, best_distance = (rows, columns), distance
+            best, best_distance = (columns, rows), distance
         elif distance == best_distance and width * height > 0.5 * tile_area * rows * columns:
-            best = (rows, columns)
+            best = (columns, rows)
     return best

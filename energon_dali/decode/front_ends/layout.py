@@ -37,6 +37,8 @@ class View:
     a whole number of tiles."""
     filter: Filter | None = None
     """The filter of this resampling; None is that of the front end."""
+    widened: bool = True
+    """Whether the filter is widened where pixels shrink."""
     emitted: bool = True
     """Whether the view is part of the result; False if other views are only resampled from it."""
 

@@ -73,7 +73,7 @@ LARGEST_AREA = 1 << 26
 """Most pixels that an image may be enlarged to."""
 LARGEST_COUNT = 1 << 20
 """Most frames, tokens or patches."""
-SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6
 """Range of rescale_factor and image_std, within which no value of a byte is infinite."""
 _LONGEST_SHOWN = 200
 """Characters of a value in a message."""
@@ -171,7 +171,7 @@ class ProcessorConfig:
         return self._integer(name, self.take(name, default), least, most)
 
     def take_number(
-        self, name: str, default: float, *, least: float = SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
+        self, name: str, default: float, *, least: float = SMALLEST_FACTOR, most: float = LARGEST_FACTOR
     ) -> float:
         """Returns a number; the arguments and errors are those of `take_integer`."""
         return self._number(name, self.take(name, default), least, most)
@@ -253,17 +253,21 @@ class ProcessorConfig:
                 )
         return {side: int(length) for side, length in given.items()}
 
-    def take_filter(self, default: Filter) -> Filter:
-        """Returns the filter of the processor ("resample"); if it is null, transformers' default, not the processor's.
+    def take_filter(self, default: Filter, name: str = "resample") -> Filter:
+        """Returns a filter of the processor; if it is null, transformers' default, not the processor's.
+
+        Args:
+            default: If the configuration does not have it.
+            name: Of the value.
 
         Raises:
             ConfigError: PIL has no such filter.
         """
-        value = self.take("resample", "bilinear" if "resample" in self._nulls else default)
+        value = self.take(name, "bilinear" if name in self._nulls else default)
         if isinstance(value, str) and value in PIL_FILTERS:
             return value  # type: ignore[return-value]
         if not is_integer(value) or int(value) not in FILTER_NAMES:
-            raise self.invalid("resample", value, "the number of one of PIL's filters, 0 to 5")
+            raise self.invalid(name, value, "the number of one of PIL's filters, 0 to 5")
         return FILTER_NAMES[int(value)]
 
     def take_values(
@@ -289,7 +293,7 @@ class ProcessorConfig:
         """
         factor = self.take_number("rescale_factor", factor)
         does_rescale, does_normalize = self.take_flag("do_rescale", rescale), self.take_flag("do_normalize", normalize)
-        given_mean = self.take_triple("image_mean", mean, least=-_LARGEST_FACTOR)
+        given_mean = self.take_triple("image_mean", mean, least=-LARGEST_FACTOR)
         given_std = self.take_triple("image_std", std, least=SMALLEST_FACTOR)
         return PixelValues(
             factor if does_rescale else None,
@@ -312,9 +316,9 @@ class ProcessorConfig:
         value = self.take(name, default)
         several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
         numbers = [finite_number(number) for number in value] if several else [finite_number(value)] * 3
-        inside = [number for number in numbers if number is not None and least <= number <= _LARGEST_FACTOR]
+        inside = [number for number in numbers if number is not None and least <= number <= LARGEST_FACTOR]
         if len(numbers) != 3 or len(inside) != 3:
-            allowed = f"one number between {least:g} and {_LARGEST_FACTOR:g}, or three for red, green and blue"
+            allowed = f"one number between {least:g} and {LARGEST_FACTOR:g}, or three for red, green and blue"
             raise self.invalid(name, value, allowed)
         red, green, blue = inside
         return red, green, blue
@@ -432,21 +436,40 @@ class ProcessorConfig:
                 '(AutoImageProcessor.from_pretrained(..., backend="pil")), or its folder'
             )
 
-    def finish(self, unused: frozenset[str]) -> None:
-        """Checks that every value was taken or has no effect on pixels.
+    @property
+    def read(self) -> frozenset[str]:
+        """Names of the values that were given and taken."""
+        return frozenset(self._taken & self._values.keys() - self._nulls)
+
+    def unread(self, unused: frozenset[str]) -> dict[str, Any]:
+        """Returns the values that were not taken and may have an effect on pixels.
 
         Args:
             unused: Further keys without effect: those that the processor has as attributes, and does not read.
-
-        Raises:
-            ConfigError: A value was not; the message names it.
         """
-        left = {
+        return {
             name: value
             for name, value in self._values.items()
             if name not in self._taken | self._nulls | unused | _WITHOUT_EFFECT | _SOUND
             and not str(name).startswith("_")
         }
+
+    def under(self, type_name: str) -> ProcessorConfig:
+        """Returns these values as those of another class of processors, without a processor around it."""
+        own = ("image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class")
+        values = {name: value for name, value in self._values.items() if name not in own}
+        return ProcessorConfig({**values, "image_processor_type": type_name}, arithmetic=self.arithmetic)
+
+    def finish(self, unused: frozenset[str]) -> None:
+        """Checks that every value was taken or has no effect on pixels.
+
+        Args:
+            unused: As in `unread`.
+
+        Raises:
+            ConfigError: A value was not; the message names it.
+        """
+        left = self.unread(unused)
         if left:
             raise self.error(
                 "It sets " + ", ".join(f"{name}={shown(value)}" for name, value in left.items()) + ", which this front "

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.computed_values import DinoV3, Owlv2, ZoeDepth
 from energon_dali.decode.front_ends.constant_text import FixedText
+from energon_dali.decode.front_ends.deepseek_ocr2 import DeepseekOcr2
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
 from energon_dali.decode.front_ends.documents import Donut, Nougat
 from energon_dali.decode.front_ends.emu3 import Emu3
@@ -22,10 +23,13 @@ from energon_dali.decode.front_ends.idefics2 import Idefics2
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.internvl import AyaVision, GotOcr2, InternVL
+from energon_dali.decode.front_ends.lfm2_vl import Lfm2VL
 from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
+from energon_dali.decode.front_ends.molmo2 import Molmo2
+from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
 from energon_dali.decode.front_ends.ovis2 import Ovis2
 from energon_dali.decode.front_ends.padded_batch import PaddedBatch
 from energon_dali.decode.front_ends.patch_relatives import (
@@ -38,12 +42,14 @@ from energon_dali.decode.front_ends.patch_relatives import (
     VideoLlama3,
 )
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
+from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
 from energon_dali.decode.front_ends.pix2struct import Pix2Struct
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
+from energon_dali.decode.front_ends.registration import registered
 from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
@@ -79,6 +85,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Emu3,
     DeepseekVL,
     DeepseekVLHybrid,
+    DeepseekOcr2,
     Gemma3,
     Gemma4,
     Idefics2,
@@ -91,6 +98,9 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Ovis2,
     PerceptionLM,
     Llama4,
+    Phi4Multimodal,
+    Lfm2VL,
+    Molmo2,
     LlavaNext,
     LlavaOnevision,
     Mllama,
@@ -132,7 +142,7 @@ def make_front_end(
         ConfigError: No family covers the processor, or one of its values.
     """
     config = read_processor(processor, "video" if issubclass(kind, VideoFrontEnd) else "image")
-    families = [family for family in (*FAMILIES, *VIDEO_FAMILIES) if issubclass(family, kind)]
+    families = [family for family in (*FAMILIES, *VIDEO_FAMILIES, *registered) if issubclass(family, kind)]
     family = _choose(families, config)
     if family is not None:
         if config.type_name in family.torchvision_only:
@@ -150,9 +160,11 @@ def make_front_end(
             "image_processor_type nor video_processor_type. Give the processor that transformers makes of it, or add "
             f"the type. Covered are {known}."
         )
+    nearest = describe_nearest_family(families, config)
     raise ConfigError(
-        f"There is no front end for {config.type_name}. Covered are {known}. Run this processor in encode_sample on "
-        "what the decoder gives."
+        f"There is no front end for {config.type_name}. {nearest}Covered are {known}. "
+        "Run this processor in encode_sample on what the decoder gives, or add a front end of your own: "
+        "register_front_end (docs/vlm.md)."
     )
 
 
@@ -213,7 +225,7 @@ def _outer_values(processor: object) -> dict[str, Any]:
     ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
     if isinstance(ids, list) and ids and isinstance(ids[0], int):
         values["image_token_id"] = ids[0]
-    for name in ("boi_token_id", "boi_token", "eoi_token", "image_token"):
+    for name in ("image_token_id", "image_token", "boi_token_id", "boi_token", "eoi_token"):
         value = getattr(getattr(processor, "tokenizer", None), name, None)
         if isinstance(value, (int, str)):
             values.setdefault(name, value)

@@ -89,6 +89,8 @@ class Pixels:
         if self._tensor is None:
             import torch
 
+            if 0 in self.size:
+                return torch.empty((3, *self.size), dtype=torch.uint8)
             # PIL splits the channels in less time than a transposition takes.
             joined = bytearray().join([plane.tobytes() for plane in self.image.split()])
             return torch.frombuffer(joined, dtype=torch.uint8).view(3, *self.size)
@@ -115,7 +117,7 @@ class Pixels:
             return Pixels(tensor=self._tensor[..., top:bottom, left:right])
         return Pixels(image=self.image.crop((left, top, right, bottom)))
 
-    def resized(self, height: int, width: int, filter: Filter, by: Resampling) -> Pixels:
+    def resized(self, height: int, width: int, filter: Filter, by: Resampling, *, widened: bool = True) -> Pixels:
         """Returns the pixels at another size; `self` if they have it already. An image without pixels becomes black.
 
         Args:
@@ -123,7 +125,10 @@ class Pixels:
             width: Likewise.
             filter: Widened when the image shrinks, except "nearest".
             by: Who resamples. Filters that torch does not have are PIL's in any case.
+            widened: False does not widen "bilinear" and "bicubic"; torch resamples then in any case.
         """
+        if not widened and (self._box is not None or (height, width) != self.size):
+            return Pixels(tensor=_interpolated(self.tensor, height, width, filter))
         if self._box is not None:
             assert self._image is not None
             return Pixels(image=_resized_box(self._image, self._box, (width, height), PIL_FILTERS[filter]))
@@ -190,8 +195,18 @@ def _resized_by_torch(pixels: torch.Tensor, height: int, width: int, filter: str
             batch = batch.contiguous(memory_format=torch.channels_last)
         return interpolate(batch, size=(height, width), mode=filter, antialias=True, align_corners=False)
     # CUDA resamples floats alone. torchvision rounds and clamps likewise.
-    values = interpolate(batch.float(), size=(height, width), mode=filter, antialias=True, align_corners=False)
-    return values.round_().clamp_(0, 255).to(torch.uint8)
+    return _interpolated(batch, height, width, filter, widened=True)
+
+
+def _interpolated(pixels: torch.Tensor, height: int, width: int, filter: str, *, widened: bool = False) -> torch.Tensor:
+    """Returns the same, computed in float32 and rounded."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    batch = pixels if pixels.ndim == 4 else pixels[None]
+    values = interpolate(batch.float(), size=(height, width), mode=filter, antialias=widened, align_corners=False)
+    made = values.round_().clamp_(0, 255).to(torch.uint8)
+    return made if pixels.ndim == 4 else made[0]
 
 
 def to_rgb(image: Image.Image, converts: bool) -> Image.Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -74,6 +74,35 @@ class PixelPatches(FrontEnd):
             image.front_end.finish(image.pixels, image.layout, rows[: image.rows])
             rows[image.rows :] = 0
         return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledPixelPatches(PixelPatches):
+    """Cuts each tile of an image into patches, tile by tile."""
+
+    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        parts = [cut_pixel_patches(tile, self.patch_size) for tile in self._tiles(pixels, layout)]
+        return torch.cat(parts)
+
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        from energon_dali.kernels.merge_patches import merge_patches
+
+        side, parts = (self.patch_size, self.patch_size), []
+        for tile in self._tiles(Pixels(tensor=pixels), layout):
+            cut: torch.Tensor = merge_patches(tile[:, None].contiguous(), side, channels_last=True)
+            parts.append(cut.flatten(3, 4).squeeze(1))
+        return torch.cat(parts, 1)
+
+    def _tiles(self, pixels: Pixels, layout: ImageLayout) -> Iterator[torch.Tensor]:
+        for view, canvas in self.canvases(pixels, layout):
+            height, width = view.tile_size
+            for top in range(0, view.canvas_size[0], height):
+                for left in range(0, view.canvas_size[1], width):
+                    yield canvas[..., top : top + height, left : left + width]
 
 
 @dataclass(frozen=True, kw_only=True)

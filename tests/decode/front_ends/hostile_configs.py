@@ -37,7 +37,19 @@ _RESOLUTIONS = [[28, 56], [56, 28]]
 IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[str, ...]]] = {
     **{
         f"{name}ImageProcessor": ({"size": 28, "crop_size": 24}, ("crop_pct", "do_reduce_labels"), {}, ())
-        for name in ("Beit", "Bit", "Blip", "CLIP", "ChineseCLIP", "DeiT", "Levit", "MobileNetV1", "PoolFormer", "Pvt")
+        for name in (
+            "Beit",
+            "Bit",
+            "Blip",
+            "CLIP",
+            "Chameleon",
+            "ChineseCLIP",
+            "DeiT",
+            "Levit",
+            "MobileNetV1",
+            "PoolFormer",
+            "Pvt",
+        )
     },
     "ConvNextImageProcessor": ({"size": {"shortest_edge": 28}}, ("crop_pct",), {}, ()),
     "SiglipImageProcessor": ({"size": _SQUARE}, ("image_seq_length",), {}, ()),
@@ -173,6 +185,112 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
         ("ensure_multiple_of", "keep_aspect_ratio"),
         {},
         (),
+    ),
+    **{
+        name: ({"size": _RANGE}, _PATCHES, {}, ("image_token",))
+        for name in (
+            "CohereCompassImageProcessor",
+            "Cosmos3EdgeImageProcessor",
+            "Ernie4_5_VLMoeImageProcessor",
+            "GlmgaImageProcessor",
+            "MiniMaxM3VLImageProcessor",
+            "PaddleOCRVLImageProcessor",
+            "VideoLlama3ImageProcessor",
+        )
+    },
+    "HunYuanVLImageProcessor": (
+        {"size": _RANGE},
+        (*_PATCHES, "spatial_patch_size"),
+        {"processor_class": "HunYuanVLProcessor"},
+        ("image_token", "cat_extra_token"),
+    ),
+    "Kimi_K25ImageProcessor": (
+        {"size": {"max_height": 4, "max_width": 4}},
+        (*_PATCHES[2:], "max_patches"),
+        {},
+        ("image_token",),
+    ),
+    "Gemma4ImageProcessor": (
+        {"patch_size": 4, "max_soft_tokens": 70},
+        ("patch_size", "max_soft_tokens", "pooling_kernel_size"),
+        {},
+        ("image_token", "boi_token", "eoi_token"),
+    ),
+    "DeepseekVLImageProcessor": (
+        {"size": _SQUARE},
+        ("min_size",),
+        {"processor_class": "DeepseekVLProcessor"},
+        ("num_image_tokens", "image_token"),
+    ),
+    "DeepseekVLHybridImageProcessor": (
+        {"size": _SQUARE, "high_res_size": _SQUARE},
+        ("min_size", "high_res_size", "high_res_resample", "high_res_image_mean", "high_res_image_std"),
+        {"processor_class": "DeepseekVLHybridProcessor"},
+        ("num_image_tokens", "image_token"),
+    ),
+    "DeepseekOcr2ImageProcessor": (
+        {"size": _SQUARE, "tile_size": 20},
+        ("tile_size", "crop_to_patches", "min_patches", "max_patches", "background_color"),
+        {},
+        ("patch_size", "downsample_ratio", "image_token"),
+    ),
+    "Cohere2VisionImageProcessor": (
+        {"size": _SQUARE, "patch_size": 3},
+        ("crop_to_patches", "min_patches", "max_patches", "patch_size"),
+        {"processor_class": "Cohere2VisionProcessor"},
+        ("image_token", "boi_token", "eoi_token", "img_line_break_token"),
+    ),
+    "Ovis2ImageProcessor": (
+        {"size": _SQUARE, "crop_to_patches": True},
+        ("crop_to_patches", "min_patches", "max_patches", "use_covering_area_grid"),
+        {"processor_class": "Ovis2Processor"},
+        ("image_seq_length",),
+    ),
+    "PerceptionLMImageProcessor": (
+        {"tile_size": 28},
+        ("tile_size", "max_num_tiles", "vision_input_type"),
+        {"processor_class": "PerceptionLMProcessor", "patch_size": 14},
+        ("patch_size", "pooling_ratio", "image_token"),
+    ),
+    "Llama4ImageProcessor": (
+        {"size": _SQUARE, "max_patches": 4},
+        ("max_patches", "resize_to_max_canvas"),
+        {"processor_class": "Llama4Processor", "patch_size": 14},
+        ("patch_size", "pixel_shuffle_ratio", "fake_image_token"),
+    ),
+    "Phi4MultimodalImageProcessor": (
+        {"size": _SQUARE, "dynamic_hd": 4},
+        ("patch_size", "dynamic_hd"),
+        {"processor_class": "Phi4MultimodalProcessor"},
+        ("image_token",),
+    ),
+    "Lfm2VlImageProcessor": (
+        {"tile_size": 32, "encoder_patch_size": 4, "min_image_tokens": 4, "max_image_tokens": 16},
+        (
+            *("downsample_factor", "do_image_splitting", "min_tiles", "max_tiles", "use_thumbnail", "tile_size"),
+            *("min_image_tokens", "max_image_tokens", "encoder_patch_size", "max_pixels_tolerance"),
+            "return_row_col_info",
+        ),
+        {"processor_class": "Lfm2VlProcessor"},
+        ("image_token", "image_start_token", "image_end_token", "image_thumbnail_token"),
+    ),
+    "Molmo2ImageProcessor": (
+        {"size": _SQUARE, "patch_size": 4, "overlap_margins": [1, 1]},
+        ("max_crops", "overlap_margins", "patch_size", "pooling_size"),
+        {"processor_class": "Molmo2Processor"},
+        ("image_token", "image_use_col_tokens", "use_single_crop_col_tokens", "use_single_crop_start_token"),
+    ),
+    "Idefics2ImageProcessor": (
+        {"size": {"shortest_edge": 20, "longest_edge": 60}},
+        ("do_image_splitting",),
+        {"processor_class": "Idefics2Processor"},
+        ("image_seq_len", "image_token", "fake_image_token"),
+    ),
+    "Emu3ImageProcessor": (
+        {"min_pixels": 400, "max_pixels": 6000},
+        ("min_pixels", "max_pixels", "spatial_factor"),
+        {"processor_class": "Emu3Processor"},
+        ("image_token", "image_start_token", "fake_token_around_image", "eof_token", "image_end_token"),
     ),
 }
 """By processor: values of a small front end, further keys, values of the processor around it, and its keys."""

@@ -20,13 +20,16 @@ _MODULES = {
     "BlipImageProcessor": "blip",
     "CLIPImageProcessor": "clip",
     "ConvNextImageProcessor": "convnext",
+    "Emu3ImageProcessor": "emu3",
     "Gemma3ImageProcessor": "gemma3",
+    "Gemma4ImageProcessor": "gemma4",
     "Glm4vImageProcessor": "glm4v",
     "GotOcr2ImageProcessor": "got_ocr2",
     "Idefics3ImageProcessor": "idefics3",
     "LlavaNextImageProcessor": "llava_next",
     "LlavaOnevisionImageProcessor": "llava_onevision",
     "MllamaImageProcessor": "mllama",
+    "PaddleOCRVLImageProcessor": "paddleocr_vl",
     "PixtralImageProcessor": "pixtral",
     "Qwen2VLImageProcessor": "qwen2_vl",
     "Siglip2ImageProcessor": "siglip2",
@@ -45,6 +48,8 @@ _PASSED_ON: dict[str, dict[str, Any]] = {
     },
 }
 """What a processor passes to its image processor, whatever the file says."""
+TORCHVISION = ("Lfm2VlImageProcessor", "Llama4ImageProcessor")
+"""Image processors without a PIL backend."""
 NESTED = ("Idefics3ImageProcessor", "MllamaImageProcessor", "SmolVLMImageProcessor")
 """Image processors that keep samples apart."""
 
@@ -106,5 +111,7 @@ def type_name(values: dict[str, Any]) -> str:
 def make_processor(values: dict[str, Any]) -> Any:
     """Returns the image processor that transformers' PIL backend makes of the values of a file."""
     name = type_name(values)
+    if name == "Emu3ImageProcessor":  # it has one backend, which is PIL's
+        return import_module("transformers.models.emu3.image_processing_emu3").Emu3ImageProcessor.from_dict(values)
     module = import_module(f"transformers.models.{_MODULES[name]}.image_processing_pil_{_MODULES[name]}")
     return getattr(module, f"{name}Pil").from_dict(values)

@@ -15,7 +15,7 @@ from PIL import Image
 from energon_dali import ConfigError, FrontEnd, VideoFrontEnd, batch_vision
 from energon_dali.decode.front_ends.resampling import Pixels
 from tests.decode.front_ends.comparison import difference
-from tests.decode.front_ends.published import NESTED, Published, make_processor, published, type_name
+from tests.decode.front_ends.published import NESTED, TORCHVISION, Published, make_processor, published, type_name
 
 SIZES = ((61, 40), (30, 75))
 _DECISIVE = (
@@ -29,7 +29,9 @@ _DECISIVE = (
     "crop_size",
 )
 _ALL = published()
-_IMAGES = [entry for entry in _ALL if entry.outcome == "accepted" and entry.image_values is not None]
+_ACCEPTED = [entry for entry in _ALL if entry.outcome == "accepted" and entry.image_values is not None]
+_WITHOUT_PIL = [entry for entry in _ACCEPTED if type_name(entry.image_values or {}) in TORCHVISION]
+_IMAGES = [entry for entry in _ACCEPTED if entry not in _WITHOUT_PIL]
 _VIDEOS = [entry for entry in _ALL if entry.outcome == "accepted" and entry.video_values is not None]
 
 
@@ -52,6 +54,15 @@ def test_a_folder_is_read_as_its_processor(entry: Published, tmp_path: Path) -> 
     assert (of_folder.values, of_folder.filter) == (of_object.values, of_object.filter)
     for size in (*SIZES, (1024, 768), (400, 1900)):
         assert of_folder.layout(*size).views == of_object.layout(*size).views
+
+
+@pytest.mark.parametrize("entry", _WITHOUT_PIL, ids=lambda entry: entry.model)
+def test_a_folder_without_a_pil_backend_follows_torchvisions(entry: Published, tmp_path: Path) -> None:
+    entry.save(tmp_path)
+    front_end = FrontEnd.from_processor(tmp_path)
+    assert front_end.resampling == "torch"
+    assert front_end.values.arithmetic in ("torch", "bfloat16")
+    assert front_end.layout(1024, 768).num_tokens > 0
 
 
 def _distinct() -> Iterator[Any]:

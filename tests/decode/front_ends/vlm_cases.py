@@ -100,7 +100,8 @@ def gemma4_unified(**values: Any) -> Any:
 def aya_vision(**values: Any) -> Any:
     """Returns the processor of Aya Vision."""
     inner = image_processor("got_ocr2", "GotOcr2ImageProcessor", **values)
-    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>")
+    tiles = [f"TILE_{number}" for number in range(1, 13)]
+    words = tokenizer("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *tiles)
     return processor_class("aya_vision", "AyaVisionProcessor")(
         inner, words, patch_size=14, img_size=84, downsample_factor=2
     )
@@ -149,7 +150,9 @@ def cohere2_vision(**values: Any) -> Any:
 def ovis2(**values: Any) -> Any:
     """Returns the processor of Ovis 2."""
     inner = image_processor("ovis2", "Ovis2ImageProcessor", **values)
-    return processor_class("ovis2", "Ovis2Processor")(inner, tokenizer("<image>", "<IMG_ATOM>"), image_seq_length=5)
+    markers = [f"<IMG_{name}>" for name in ("START", "GRID", "COL", "ROW", "END")]
+    words = tokenizer("<image>", "<IMG_ATOM>", *markers)
+    return processor_class("ovis2", "Ovis2Processor")(inner, words, image_seq_length=5)
 
 
 def perception_lm(**values: Any) -> Any:
@@ -363,6 +366,99 @@ def drawn_lighton_ocr(draw: random.Random) -> Any:
     )
 
 
+def phi4_multimodal(**values: Any) -> Any:
+    """Returns the processor of Phi-4 multimodal, without that of audio."""
+    inner = torchvision_processor("phi4_multimodal", "Phi4MultimodalImageProcessor", **values)
+    names = {"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"}
+    return processor_class("phi4_multimodal", "Phi4MultimodalProcessor")(inner, None, tokenizer(**names))
+
+
+def drawn_phi4_multimodal(draw: random.Random) -> Any:
+    patch = draw.choice((4, 7))
+    side = patch * draw.randrange(3, 12)
+    return phi4_multimodal(
+        size={"height": side, "width": side},
+        patch_size=patch,
+        dynamic_hd=draw.randrange(1, 40),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def lfm2_vl(**values: Any) -> Any:
+    """Returns the processor of LFM2-VL."""
+    inner = torchvision_processor("lfm2_vl", "Lfm2VlImageProcessor", **{"do_convert_rgb": True, **values})
+    return processor_class("lfm2_vl", "Lfm2VlProcessor")(inner, tokenizer("<image>"))
+
+
+def drawn_lfm2_vl(draw: random.Random) -> Any:
+    patch, fewest = draw.choice((4, 8)), draw.randrange(1, 12)
+    tokens = draw.randrange(4, 40)
+    return lfm2_vl(
+        encoder_patch_size=patch,
+        tile_size=patch * 2 * draw.randrange(3, 8),
+        downsample_factor=draw.choice((1, 2)),
+        do_image_splitting=draw.random() < 0.9,
+        min_tiles=fewest,
+        max_tiles=fewest + draw.randrange(6),
+        use_thumbnail=draw.random() < 0.8,
+        min_image_tokens=tokens,
+        max_image_tokens=tokens + draw.randrange(20, 200),
+        max_pixels_tolerance=draw.choice((0.5, 1.0, 2.0)),
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def lfm2_texts(processor: Any, made: dict[str, Any], count: int) -> list[str]:
+    """Returns the texts of images of LFM2-VL, with its markers."""
+    own = {"use_image_special_tokens": True}
+    sizes = made["image_sizes"].tolist()
+    return [processor.replace_image_token({**made, "image_sizes": sizes}, number, **own) for number in range(count)]
+
+
+def molmo2(**values: Any) -> Any:
+    """Returns the processor of Molmo 2, without that of videos."""
+    inner = torchvision_processor("molmo2", "Molmo2ImageProcessor", **values)
+    special = ("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>")
+    words = tokenizer(*special, image_token="<|image|>", video_token="<|video|>")
+    return processor_class("molmo2", "Molmo2Processor")(inner, None, words)
+
+
+def drawn_molmo2(draw: random.Random) -> Any:
+    patch, margins = draw.choice((4, 7)), [draw.randrange(3), draw.randrange(3)]
+    side = patch * (sum(margins) + draw.randrange(1, 8))
+    return molmo2(
+        size={"height": side, "width": side},
+        patch_size=patch,
+        max_crops=draw.randrange(1, 12),
+        overlap_margins=margins,
+        pooling_size=[draw.randrange(1, 4), draw.randrange(1, 4)],
+        resample=draw.choice((2, 3)),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
+def deepseek_ocr2(**values: Any) -> Any:
+    """Returns the processor of DeepSeek-OCR 2."""
+    inner = image_processor("deepseek_ocr2", "DeepseekOcr2ImageProcessor", **values)
+    return processor_class("deepseek_ocr2", "DeepseekOcr2Processor")(inner, tokenizer("<image>"))
+
+
+def drawn_deepseek_ocr2(draw: random.Random) -> Any:
+    side, fewest = draw.randrange(20, 200), draw.randrange(1, 4)
+    return deepseek_ocr2(
+        size={"height": side, "width": side},
+        tile_size=draw.randrange(10, 200),
+        crop_to_patches=draw.random() < 0.8,
+        min_patches=fewest,
+        max_patches=fewest + draw.randrange(6),
+        background_color=[draw.randrange(256) for _ in range(3)],
+        resample=draw.randrange(6),
+        do_normalize=draw.random() < 0.9,
+    )
+
+
 def drawn_square(make: Callable[..., Any]) -> Callable[[random.Random], Any]:
     def drawn(draw: random.Random) -> Any:
         return make(
@@ -395,9 +491,9 @@ _448 = {"size": {"height": 448, "width": 448}, "do_convert_rgb": True}
 CASES = (
     Case("Gemma 3n", drawn_square(gemma3n), gemma3n, own_tokens, run, texts=texts),
     Case("PaliGemma", drawn_square(paligemma), lambda: paligemma(**_448), own_tokens, run, texts=texts),
-    Case("Florence-2", drawn_square(florence2), lambda: florence2(**_768), own_tokens, run, texts=texts),
-    Case("Chameleon", drawn_crop(chameleon), chameleon, own_tokens, run, texts=texts, largest_ratio=110),
-    Case("Gemma 4", drawn_gemma4(gemma4), gemma4, own_tokens, run, texts=texts),
+    Case("Florence-2", drawn_square(florence2), lambda: florence2(**_768), own_tokens, run, texts=texts, slow=True),
+    Case("Chameleon", drawn_crop(chameleon), chameleon, own_tokens, run, texts=texts, largest_ratio=110, slow=True),
+    Case("Gemma 4", drawn_gemma4(gemma4), gemma4, own_tokens, run, texts=texts, slow=True),
     Case(
         "Gemma 4 unified",
         drawn_gemma4(gemma4_unified),
@@ -407,8 +503,8 @@ CASES = (
         texts=texts,
         torchvision=True,
     ),
-    Case("Aya Vision", drawn_tiles(aya_vision), lambda: aya_vision(**_364), own_tokens, run, texts=texts),
-    Case("GOT-OCR2", drawn_tiles(got_ocr2), lambda: got_ocr2(**_1024), None, run, texts=got_texts),
+    Case("Aya Vision", drawn_tiles(aya_vision), lambda: aya_vision(**_364), own_tokens, run, texts=texts, slow=True),
+    Case("GOT-OCR2", drawn_tiles(got_ocr2), lambda: got_ocr2(**_1024), None, run, texts=got_texts, slow=True),
     Case(
         "Cohere 2 Vision",
         drawn_tiles(cohere2_vision, crop_to_patches=lambda draw: draw.random() < 0.9),
@@ -476,4 +572,26 @@ CASES = (
         run,
         texts=texts,
     ),
+    Case(
+        "Phi-4 multimodal",
+        drawn_phi4_multimodal,
+        phi4_multimodal,
+        None,
+        run,
+        texts=texts,
+        torchvision=True,
+        largest_ratio=200,
+    ),
+    Case(
+        "LFM2-VL",
+        drawn_lfm2_vl,
+        lfm2_vl,
+        None,
+        run,
+        lambda processor: {"returns_rows": True},
+        texts=lfm2_texts,
+        torchvision=True,
+    ),
+    Case("Molmo 2", drawn_molmo2, molmo2, own_tokens, run, texts=texts, torchvision=True),
+    Case("DeepSeek-OCR 2", drawn_deepseek_ocr2, deepseek_ocr2, None, run, texts=texts, slow=True),
 )
