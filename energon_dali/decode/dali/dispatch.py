@@ -219,4 +219,7 @@ def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:
         from energon_dali.decode.pyav import render_video  # images do without PyAV
 
         return [Decoded(render_video(handle, outcome.value), outcome.route)]
-    return [Decoded(render(handle, outcome.value), outcome.route)]
+    try:
+        return [Decoded(render(handle, outcome.value), outcome.route)]
+    except DecodeError as error:  # such as a page of Nougat, whose size is known without its margins
+        return [DecodeFailure(error.reason, error.format or handle.format, outcome.route, handle.source)]

@@ -10,6 +10,7 @@ stands for its class and a case of the tests compares that class with transforme
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 import sys
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES
-from tests.decode.front_ends import video_sweep, vision_cases
+from tests.decode.front_ends import video_sweep
 from tests.decode.front_ends.cases import CASES
+from tests.decode.front_ends.torchvision_records import PATH as RECORDS
 
 PAGE = Path(__file__).parents[3] / "docs" / "model-types.md"
 _DRAWS = 12
@@ -30,16 +32,6 @@ _MISSING = "no front end yet"
 _SOUND = "no front ends for sound yet"
 _PARTS = {"ColModernVBertProcessor": "idefics3"}
 """By processor that only types without an image processor of their own have: the type whose image processor it has."""
-TORCHVISION = {
-    "Cohere 2 Vision": "Cohere2VisionImageProcessor",
-    "Gemma 4 unified": "Gemma4UnifiedImageProcessor",
-    "Kimi-K2.5": "Kimi_K25ImageProcessor",
-    "Llama 4": "Llama4ImageProcessor",
-    "MiniMax M3 VL": "MiniMaxM3VLImageProcessor",
-    "Perception LM": "PerceptionLMImageProcessor",
-    **{name: kind for name, (_, kind) in vision_cases.TORCHVISION.items()},
-}
-"""The image processor of each case that needs torchvision, without which it cannot be made."""
 REASONS = {
     "EfficientLoFTRImageProcessor": "takes pairs of images",
     "LightGlueImageProcessor": "takes pairs of images",
@@ -189,10 +181,10 @@ def _video_classes() -> dict[str, str]:
 
 
 def _compared_images() -> frozenset[str]:
-    names = set()
+    recorded = [record["config"] for record in json.loads(RECORDS.read_text())]
+    names = {config.get("image_processor", config)["image_processor_type"] for config in recorded}
     for case in CASES:
-        if case.torchvision:
-            names.add(TORCHVISION[case.name])
+        if case.torchvision:  # it cannot be made without torchvision
             continue
         draw = random.Random(0)
         for processor in (case.published(), *(case.make(draw) for _ in range(_DRAWS))):

@@ -128,6 +128,65 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
     ),
     "Siglip2ImageProcessor": ({"patch_size": 14, "max_num_patches": 16}, ("patch_size", "max_num_patches"), {}, ()),
     **{
+        f"{name}ImageProcessor": (
+            {"size": {"shortest_edge": 28, "longest_edge": 40}, "pad_size": {"height": 60, "width": 60}},
+            ("max_size", "pad_and_return_pixel_mask", "do_convert_annotations", "size_divisor"),
+            {},
+            (),
+        )
+        for name in ("Detr", "ConditionalDetr", "DeformableDetr", "GroundingDino", "Yolos", "RTDetr")
+    },
+    **{
+        f"{name}ImageProcessor": (
+            {"size": {"shortest_edge": 28, "longest_edge": 40}, "size_divisor": 8},
+            ("max_size", "size_divisor"),
+            {},
+            (),
+        )
+        for name in ("Mask2Former", "MaskFormer")
+    },
+    "OneFormerImageProcessor": ({"size": {"shortest_edge": 28, "longest_edge": 40}}, ("ignore_index",), {}, ()),
+    **{
+        f"{name}ImageProcessor": (
+            {"size": {"shortest_edge": 28}, "crop_size": {"shortest_edge": 24}, "size_divisor": 8},
+            ("size_divisor",),
+            {},
+            (),
+        )
+        for name in ("BridgeTower", "Vilt")
+    },
+    "SamImageProcessor": (
+        {"size": {"longest_edge": 28}, "pad_size": {"height": 30, "width": 30}},
+        ("mask_size", "mask_pad_size"),
+        {},
+        (),
+    ),
+    **{
+        f"{name}ImageProcessor": ({"size": 28, "crop_size": 24}, ("offset",), {}, ())
+        for name in ("Sam2", "Sam3", "OwlViT", "Tipsv2", "VideoMAE", "Vivit", "DINOv3ViT", "DepthPro", "Owlv2")
+    },
+    **{
+        f"{name}ImageProcessor": (
+            {"size": {"height": 40, "width": 28}},
+            ("do_align_long_axis", "do_thumbnail", "do_crop_margin"),
+            {},
+            (),
+        )
+        for name in ("Donut", "Nougat")
+    },
+    "Pix2StructImageProcessor": (
+        {"patch_size": {"height": 8, "width": 8}, "max_patches": 16},
+        ("patch_size", "max_patches", "is_vqa"),
+        {},
+        (),
+    ),
+    "ZoeDepthImageProcessor": (
+        {"size": 28, "ensure_multiple_of": 4},
+        ("ensure_multiple_of", "keep_aspect_ratio"),
+        {},
+        (),
+    ),
+    **{
         name: ({"size": _RANGE}, _PATCHES, {}, ("image_token",))
         for name in (
             "CohereCompassImageProcessor",
@@ -232,65 +291,6 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
         ("min_pixels", "max_pixels", "spatial_factor"),
         {"processor_class": "Emu3Processor"},
         ("image_token", "image_start_token", "fake_token_around_image", "eof_token", "image_end_token"),
-    ),
-    **{
-        f"{name}ImageProcessor": (
-            {"size": {"shortest_edge": 28, "longest_edge": 40}, "pad_size": {"height": 60, "width": 60}},
-            ("max_size", "pad_and_return_pixel_mask", "do_convert_annotations", "size_divisor"),
-            {},
-            (),
-        )
-        for name in ("Detr", "ConditionalDetr", "DeformableDetr", "GroundingDino", "Yolos", "RTDetr")
-    },
-    **{
-        f"{name}ImageProcessor": (
-            {"size": {"shortest_edge": 28, "longest_edge": 40}, "size_divisor": 8},
-            ("max_size", "size_divisor"),
-            {},
-            (),
-        )
-        for name in ("Mask2Former", "MaskFormer")
-    },
-    "OneFormerImageProcessor": ({"size": {"shortest_edge": 28, "longest_edge": 40}}, ("ignore_index",), {}, ()),
-    **{
-        f"{name}ImageProcessor": (
-            {"size": {"shortest_edge": 28}, "crop_size": {"shortest_edge": 24}, "size_divisor": 8},
-            ("size_divisor",),
-            {},
-            (),
-        )
-        for name in ("BridgeTower", "Vilt")
-    },
-    "SamImageProcessor": (
-        {"size": {"longest_edge": 28}, "pad_size": {"height": 30, "width": 30}},
-        ("mask_size", "mask_pad_size"),
-        {},
-        (),
-    ),
-    **{
-        f"{name}ImageProcessor": ({"size": 28, "crop_size": 24}, ("offset",), {}, ())
-        for name in ("Sam2", "Sam3", "OwlViT", "Tipsv2", "VideoMAE", "Vivit", "DINOv3ViT", "DepthPro", "Owlv2")
-    },
-    **{
-        f"{name}ImageProcessor": (
-            {"size": {"height": 40, "width": 28}},
-            ("do_align_long_axis", "do_thumbnail", "do_crop_margin"),
-            {},
-            (),
-        )
-        for name in ("Donut", "Nougat")
-    },
-    "Pix2StructImageProcessor": (
-        {"patch_size": {"height": 8, "width": 8}, "max_patches": 16},
-        ("patch_size", "max_patches", "is_vqa"),
-        {},
-        (),
-    ),
-    "ZoeDepthImageProcessor": (
-        {"size": 28, "ensure_multiple_of": 4},
-        ("ensure_multiple_of", "keep_aspect_ratio"),
-        {},
-        (),
     ),
 }
 """By processor: values of a small front end, further keys, values of the processor around it, and its keys."""
