@@ -172,7 +172,7 @@ _PROCESSORS = {
     ),
     "SegformerImageProcessor": _Processor(
         {"height": 512, "width": 512},
-        *(IMAGENET_MEAN, IMAGENET_STD, "bilinear", ("do_reduce_labels", *_CROP, *_PAD)),
+        *(IMAGENET_MEAN, IMAGENET_STD, "bilinear", ("do_reduce_labels", "reduce_labels", *_CROP, *_PAD)),
     ),
     "SuperPointImageProcessor": _Processor(
         {"height": 480, "width": 640},
