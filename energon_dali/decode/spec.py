@@ -46,6 +46,9 @@ ImageLayout = Literal["CHW", "HWC", "HW"]
 DecodeScale = Literal["exact", "fast", "fastest"]
 """How small an image may be decoded: "exact": at full size. "fast": so that at least 2 decoded pixels remain for each
 pixel of the result, in both directions. "fastest": at least 1."""
+BackendName = Literal["pyav", "dali", "torchcodec", "pynvvideocodec"]
+BackendOption = Literal["auto", "pyav", "dali", "torchcodec", "pynvvideocodec"]
+"""What decodes videos, as a user may give it: "auto", or the backend for all videos that it decodes correctly."""
 
 IMAGE_DECODE_NAMES: tuple[str, ...] = get_args(ImageDecode)
 DEFAULT_MAX_PIXELS = 178_956_970

@@ -11,7 +11,7 @@ import numpy as np
 from energon_dali.decode.clips.video_clips import Float64Array, VideoClips
 from energon_dali.decode.front_ends import VideoInput, VideoLayout
 from energon_dali.decode.interface import MediaHandle, Route
-from energon_dali.decode.spec import DecodeScale
+from energon_dali.decode.spec import BackendName, DecodeScale
 from energon_dali.errors import ConfigError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples.kinds import Clips
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
     from energon_dali.av.colour import ColourFacts
     from energon_dali.av.sparse_media import SparseMedia
-    from energon_dali.decode.video_backends.base import BackendName, Kind
+    from energon_dali.decode.video_backends.base import Kind
 
 
 @dataclass(slots=True, eq=False, repr=False)

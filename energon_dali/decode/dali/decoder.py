@@ -31,7 +31,8 @@ from energon_dali.decode.images import decode_image, screen_image
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.part_kind import decodes_kind
-from energon_dali.decode.video_backends.base import BackendOption, VideoBackend, VideoDevice
+from energon_dali.decode.spec import BackendOption
+from energon_dali.decode.video_backends.base import VideoBackend, VideoDevice
 from energon_dali.decode.video_backends.choice import BACKENDS, check_backend_option, choose_backend, wanted_backends
 from energon_dali.decode.video_backends.excerpt import excerpt_of
 from energon_dali.decode.video_backends.frame_backend import FrameBackend

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from energon_dali.decode.video_backends.base import BackendName, Kind
+from energon_dali.decode.spec import BackendName
+from energon_dali.decode.video_backends.base import Kind
 
 
 @dataclass(frozen=True, slots=True)

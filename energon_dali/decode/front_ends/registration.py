@@ -10,9 +10,6 @@ from energon_dali.errors import ConfigError
 
 FamilyT = TypeVar("FamilyT", bound=type[FrontEnd])
 
-registered: list[type[FrontEnd]] = []
-"""In the order of registration; `registry` puts them after its own."""
-
 
 def register_front_end(family: FamilyT) -> FamilyT:
     """Makes `FrontEnd.from_processor` use a class of yours for the processors that it names; a decorator.
@@ -38,7 +35,7 @@ def register_front_end(family: FamilyT) -> FamilyT:
         ConfigError: It is not such a class, or a front end covers one of its processors already. With `around`, it may
             cover one for further classes of processors around it.
     """
-    from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES
+    from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES, registered
 
     name = getattr(family, "__name__", repr(family))
     if not (isinstance(family, type) and issubclass(family, FrontEnd)) or inspect.isabstract(family):

@@ -49,7 +49,6 @@ from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
-from energon_dali.decode.front_ends.registration import registered
 from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
@@ -131,6 +130,9 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     VisionVideo,
     VJepa2Video,
 )
+
+registered: list[type[FrontEnd]] = []
+"""What `register_front_end` added, in its order; tried after those above."""
 
 
 def make_front_end(

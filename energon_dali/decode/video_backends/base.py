@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.interface import Outcome
+from energon_dali.decode.spec import BackendName
 
 if TYPE_CHECKING:
     from energon_dali.av import MediaFile
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from energon_dali.decode.dali.runtime.pipeline import EngineOptions
     from energon_dali.decode.video_backends.nvdec import Nvdec
 
-BackendName = Literal["pyav", "dali", "torchcodec", "pynvvideocodec"]
-BackendOption = Literal["auto", "pyav", "dali", "torchcodec", "pynvvideocodec"]
-"""What a user may give: "auto", or the backend that decodes all videos that it decodes correctly."""
 Kind = Literal["cpu", "gpu"]
 
 

@@ -8,7 +8,8 @@ from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import PREFERRED_BACKENDS, prefers_dali_clips
-from energon_dali.decode.video_backends.base import BackendName, BackendOption, VideoBackend, VideoDevice
+from energon_dali.decode.spec import BackendName, BackendOption
+from energon_dali.decode.video_backends.base import VideoBackend, VideoDevice
 from energon_dali.decode.video_backends.dali_backend import DaliBackend
 from energon_dali.decode.video_backends.nvdec import ask_nvdec
 from energon_dali.decode.video_backends.pyav_backend import PyavBackend

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.interface import Outcome
-from energon_dali.decode.video_backends.base import BackendName, Kind, VideoBackend, VideoDevice
+from energon_dali.decode.spec import BackendName
+from energon_dali.decode.video_backends.base import Kind, VideoBackend, VideoDevice
 
 if TYPE_CHECKING:
     from energon_dali.av import MediaFile

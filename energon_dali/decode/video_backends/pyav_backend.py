@@ -10,7 +10,8 @@ import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.interface import Outcome, Route
-from energon_dali.decode.video_backends.base import BackendName, Kind, VideoDevice
+from energon_dali.decode.spec import BackendName
+from energon_dali.decode.video_backends.base import Kind, VideoDevice
 from energon_dali.decode.video_backends.frame_backend import FrameBackend
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from energon_dali import ConfigError, FrontEnd, register_front_end
-from energon_dali.decode.front_ends import ImageLayout, ProcessorConfig, View, registration
+from energon_dali.decode.front_ends import ImageLayout, ProcessorConfig, View, registry
 from energon_dali.decode.front_ends.internvl import InternVL
 
 
@@ -33,9 +33,9 @@ class Letterbox(FrontEnd):
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    before = list(registration.registered)
+    before = list(registry.registered)
     yield
-    registration.registered[:] = before
+    registry.registered[:] = before
 
 
 def test_a_registered_front_end_is_chosen_and_travels() -> None:

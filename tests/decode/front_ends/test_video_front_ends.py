@@ -297,7 +297,7 @@ def test_mistakes_say_what_to_do() -> None:
         SampleDecoder(front_end=videos)
     with pytest.raises(ConfigError, match="GLM-4V chooses frames by rate alone"):
         VideoFrontEnd.from_processor(GLM, num_frames=8)
-    with pytest.raises(ConfigError, match=r"There is no front end for ViTImageProcessor. .*Covered are .*InternVLVideo"):
+    with pytest.raises(ConfigError, match=r"no front end for ViTImageProcessor. .*Covered are .*InternVLVideo"):
         VideoFrontEnd.from_processor({"video_processor_type": "ViTImageProcessor"})
     with pytest.raises(ConfigError, match="It sets do_sharpen=True, which this front end does not know"):
         VideoFrontEnd.from_processor({**QWEN2, "do_sharpen": True})

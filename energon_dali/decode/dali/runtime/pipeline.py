@@ -11,7 +11,7 @@ from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.host_cores import cores_per_rank, divide_cores
 
 if TYPE_CHECKING:
-    from energon_dali.decode.video_backends.base import BackendOption
+    from energon_dali.decode.spec import BackendOption
 
 
 class Pipeline(Protocol):
