@@ -196,7 +196,7 @@ def test_neighbouring_shares_hold_every_sample_once() -> None:
         (["x%", "5%"], "bound 'x%'"),
         ([True, 4], "bound True"),
         (["end", 4], "mixes"),
-        ({"rnage": [0, 1]}, "needs `range`, `where` or both"),
+        ({"rnage": [0, 1]}, "needs some of `range`, `keys` and `where`"),
         ([0.1, 0.2], "bound"),
     ],
 )

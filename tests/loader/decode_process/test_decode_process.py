@@ -102,6 +102,7 @@ def test_epochs_breaks_and_a_closed_loader_go_on_in_order(workers: int, rank_wor
             assert next(iter(batches))[3] == "MainThread"
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_fork_server_starts_it_too() -> None:
     with loader(place(2), rank_work=True, start_method="forkserver") as batches:
         assert [batch[:3] for batch in batches] == expected(0)
