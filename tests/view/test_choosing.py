@@ -260,7 +260,7 @@ def test_a_file_of_keys_is_opened_and_exported(server: PageServer) -> None:
     assert server.ask("/data/0/chosen.csv").status == 404
     assert open_file(server, "mine.jsonl", lines.content) == (200, {"chosen": 2})
     for name, content, message in (
-        ("mine.txt", b"k0004\nnone\n", "names 1 samples that data does not have: none. Nothing was chosen."),
+        ("mine.txt", b"k0004\nnone\n", "names 1 sample that data does not have: none. Nothing was chosen."),
         ("mine.csv", b"k0004", "with a key per line"),
         ("mine.jsonl", b"<script>", "names no sample"),
         ("../../etc/passwd", b"", "with a key per line"),
@@ -269,6 +269,19 @@ def test_a_file_of_keys_is_opened_and_exported(server: PageServer) -> None:
         assert status == 422
         assert message in answer["error"]
     assert chosen(server) == [4, 11]
+
+
+def test_a_key_with_a_line_break_is_exported_as_json_alone(tmp_path: Path) -> None:
+    data = prepare(write_shards(tmp_path / "data", {"a\nb": {"txt": b"x"}, "a": {"txt": b"x"}}, 1))
+    with serving(data, tmp_path / "scans") as running:
+        assert post(running, "chosen?action=add&samples=1").json == {"chosen": 1}
+        assert running.ask("/data/0/chosen.txt").text == "a\n"
+        post(running, "chosen?action=add&samples=0")
+        refused = running.ask("/data/0/chosen.txt")
+        assert refused.status == 422
+        assert "Export JSON lines" in refused.text
+        lines = running.ask("/data/0/chosen.jsonl")
+        assert open_file(running, "dir/mine.jsonl", lines.content) == (200, {"chosen": 2})
 
 
 def test_what_a_browser_sends_has_limits(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
