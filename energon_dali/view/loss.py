@@ -6,7 +6,6 @@ import csv
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,8 +185,9 @@ def _of_csv(path: Path, name: str) -> Loss:
             for row in rows:
                 if len(row) <= max(step_at, loss_at) or not row[loss_at].strip():
                     continue  # trackers leave cells empty where another number was logged
-                with suppress(ValueError, OverflowError):
-                    steps[int(float(row[step_at]))] = _number(row[loss_at])
+                step = _number(row[step_at])
+                if step.is_integer():
+                    steps[int(step)] = _number(row[loss_at])
                 if len(steps) > MAX_POINTS:
                     raise DatasetFormatError(f"{path} has more than {MAX_POINTS:,} steps: give a shorter log.")
     except OSError as error:
@@ -230,7 +230,8 @@ def _find(
         if found
         else (f"none called {usual[0]}, and has {excerpt_names(list(names)) or 'none at all'}")
     )
-    raise ConfigError(f"Of {path}, no {what} can be taken: it has {several}. Name one with --loss-name.")
+    advice = "Name one with --loss-name" if allow_part else "Name it in the first line, and put commas between columns"
+    raise ConfigError(f"Of {path}, no {what} can be taken: it has {several}. {advice}.")
 
 
 def _of_events(path: Path, name: str) -> Loss:
