@@ -172,6 +172,10 @@ PICTURES = [
             [("gpt", ["b.png", "0.jpg", "mp3", "x"])],
         ),
         ({"texts": [{"user": "q <image_0>", "assistant": "a"}]}, [("user", ["q ", "0.jpg"]), ("assistant", ["a"])]),
+        (
+            [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}],
+            [("user", ["q"]), ("assistant", [])],
+        ),
         ({"messages": []}, None),
         ({"messages": [{"role": "user"}]}, None),
         ({"messages": ["a"], "turns": 3}, None),
