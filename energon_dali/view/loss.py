@@ -166,6 +166,8 @@ def read_loss(path: str, name: str = "") -> Loss:
     local = Path(path).expanduser()
     if not local.exists():
         raise ConfigError(f"--loss {path} does not exist. Give a CSV file, or a file or folder of TensorBoard.")
+    if not local.is_dir() and not local.is_file():
+        raise ConfigError(f"--loss {path} is a pipe, a socket or a device. Give a regular file, or a folder.")
     loss = _of_events(local, name) if local.is_dir() or _EVENTS in local.name else _of_csv(local, name)
     if not len(loss.steps):
         raise DatasetFormatError(f"{path} holds no step with a {loss.name}.")

@@ -202,7 +202,9 @@ def open_run(
         ranks = f"{logs.world_size:,} {'rank' if logs.world_size == 1 else 'ranks'}"
         notes = ["A debug log numbers the batches of each rank, and names samples by their keys."]
         if curve is not None:
-            notes.append("If the job had several micro-batches per step, the loss of a step is not that of its batch.")
+            notes.append(
+                "If a step of the job had several micro-batches, the loss with a number is not that of the batch with it."
+            )
         return Run(catalog, f"debug logs of {ranks}", logs, curve, notes)
     if kinds & {_LOG_SUFFIX}:
         raise ConfigError("--run was given saved states and debug logs. Give those of one kind.")
