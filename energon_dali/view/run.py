@@ -203,7 +203,7 @@ def open_run(
         notes = ["A debug log numbers the batches of each rank, and names samples by their keys."]
         if curve is not None:
             notes.append(
-                "If a step of the job had several micro-batches, the batch of a number is not of the step with this loss."
+                "If the steps of the job had several micro-batches, the loss of step N is not that of batch N."
             )
         return Run(catalog, f"debug logs of {ranks}", logs, curve, notes)
     if kinds & {_LOG_SUFFIX}:
