@@ -184,7 +184,7 @@ def test_a_file_of_other_keys_is_an_error_on_the_page(
     wrong.write_text("<b>none</b>\n")
     one(window, "#open-file").send_keys(str(wrong))
     error = wait(window, lambda w: one(w, "#choose-error").is_displayed() and one(w, "#choose-error").text)
-    assert "names 1 samples that data does not have: <b>none</b>. Nothing was chosen." in error
+    assert "names 1 sample that data does not have: <b>none</b>. Nothing was chosen." in error
     assert num_chosen(window) == 0
 
 
