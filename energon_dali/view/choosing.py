@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
-from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
+from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.chosen import export_lines, find_in_file
@@ -106,6 +106,8 @@ def export(request: Request) -> Response:
         numbers = site.tags(entry).samples(tag) if tag else site.chosen(entry).numbers
     except ConfigError as error:
         raise HTTPException(404, str(error)) from error
+    except EnergonDaliError as error:  # the file of the tag is damaged
+        raise HTTPException(422, str(error)) from error
     name = f"{entry.name}-{tag or 'chosen'}.{ending}"
     headers = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
     lines: Iterable[str] = export_lines(entry.opened, numbers, as_text=ending == "txt")
@@ -177,7 +179,7 @@ def _tag(request: Request, given: Mapping[str, str]) -> Response:
         else:
             named = _numbers_of(entry, site, given) if "samples" in given else site.chosen(entry).numbers
             tags.change(name, action, named)
-    except (ConfigError, StorageError) as error:
+    except EnergonDaliError as error:
         raise HTTPException(422, str(error)) from error
     return _answer(request, {"tags": tags.names()})
 

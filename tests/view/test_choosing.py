@@ -382,6 +382,17 @@ def test_samples_are_tagged_and_filtered_by_tags(server: PageServer) -> None:
     assert post(server, "tags?action=sing&name=a&samples=1").status == 422
 
 
+def test_a_damaged_tag_is_said_and_can_be_removed(server: PageServer) -> None:
+    tags = server.site.tags(server.site.catalog.entries[0])
+    tags.folder.mkdir(parents=True, exist_ok=True)
+    tags.path("bad").write_bytes(b"\xff\n")
+    for answer in (server.ask("/data/0/chosen.jsonl?tag=bad"), post(server, "tags?action=add&samples=1&name=bad")):
+        assert answer.status == 422
+        assert "bad.jsonl:1: " in answer.text
+    assert "damaged" in server.ask("/data/0").text
+    assert post(server, "tags?action=delete&name=bad").json == {"tags": []}
+
+
 def test_tags_are_in_the_users_folder_and_survive_what_the_dataset_loses(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
