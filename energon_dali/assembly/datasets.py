@@ -258,7 +258,8 @@ def _refuse_empty(
         if files and not conditions:
             raise EmptyDatasetError(
                 f"{', '.join(one.source.name for one in opened)} has no sample in the split part {split_part!r} that "
-                f"{', '.join(files)} names: they are in other parts of the split. Choose another split_part{hint}"
+                f"{', '.join(files)} names: it names none, or they are in other parts of the split or outside of "
+                f"`range`. Name some that are there, or choose another split_part{hint}"
             )
         if conditions:
             raise EmptyDatasetError(

@@ -284,7 +284,7 @@ def _differences(saved: Any, now: Any, path: str) -> list[tuple[str, str]]:
         return []
     hints = {
         "uuid": " (another dataset, or the same, prepared again)",
-        "ranges": " (other samples: the split, its exclusions or a join index changed)",
+        "ranges": " (other samples: the split, its exclusions, the keys of a subset or a join index changed)",
         "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
         "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
     }

@@ -24,6 +24,7 @@ _FORM = (
     'such as {"key": "000123"} or {"shard": "shard_000.tar", "key": "000123"}.'
 )
 _MAX_DEPTH = 8
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,14 @@ def parse_subset(content: bytes, name: str) -> list[SampleName]:
     """
     check_subset_path(StoragePath(name))
     is_text = name.endswith(TEXT_SUFFIX)
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if len(lines) > MAX_SUBSET_SAMPLES:
+    num_lines = content.count(b"\n") + 1
+    if num_lines > MAX_SUBSET_SAMPLES:
         raise DatasetFormatError(
-            f"{name} has {len(lines):,} lines, and may have {MAX_SUBSET_SAMPLES:,}. Choose so many samples by a "
+            f"{name} has {num_lines:,} lines, and may have {MAX_SUBSET_SAMPLES:,}. Choose so many samples by a "
             "condition on measures, or as a split part."
         )
     found: dict[SampleName, None] = {}
+    lines = content.removeprefix(_BYTE_ORDER_MARK.encode()).split(b"\n")
     for number, line in enumerate(lines, 1):
         line = line.rstrip(b"\r")
         if not line.strip():
@@ -128,3 +130,22 @@ def subset_lines(samples: Iterable[SampleName]) -> str:
         json.dumps({**({"shard": one.shard} if one.shard else {}), "key": one.key}, ensure_ascii=False) + "\n"
         for one in samples
     )
+
+
+def text_lines(samples: Iterable[SampleName]) -> str:
+    """Returns the content of a file of plain text that names samples by their keys alone.
+
+    Args:
+        samples: Names of the samples.
+
+    Raises:
+        ConfigError: Plain text cannot hold a key: it would name another sample, or none.
+    """
+    keys = [one.key for one in samples]
+    for key in keys:
+        if "\n" in key or key.endswith("\r") or key.startswith(_BYTE_ORDER_MARK) or not key.strip():
+            raise ConfigError(
+                f"The key {excerpt(key)} cannot be a line of plain text, of which a line break or a blank line has "
+                f"another meaning. Export JSON lines ({LINES_SUFFIX}), which hold any key."
+            )
+    return "".join(f"{key}\n" for key in keys)

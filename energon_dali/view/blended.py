@@ -10,16 +10,20 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlencode
 
+import numpy as np
+
 from energon_dali.assembly.mixture import blended_plan, open_sources
+from energon_dali.assembly.opened_source import open_source
 from energon_dali.assembly.options import DatasetOptions
 from energon_dali.errors import DatasetError, EnergonDaliError
 from energon_dali.metadataset.join.joined_reader import JoinedReader
-from energon_dali.metadataset.reference import ResolvedBlend
+from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.plan.plan import Plan
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.view.catalog import Catalog, CatalogEntry
 from energon_dali.view.query import DEFAULT_PAGE_SIZE, PAGE_SIZES
+from energon_dali.view.viewed_sample import Rows
 from energon_dali.worker_config import WorkerConfig
 
 Order: TypeAlias = Literal["training", "dataset"]
@@ -72,14 +76,38 @@ def open_blend(
         DatasetError: A dataset cannot be opened.
         StorageError: A file cannot be read.
     """
-    streams = num_streams if samples_per_step is None else None
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed_offset)
+    options = _options(
+        split_part,
+        num_streams=num_streams if samples_per_step is None else None,
+        samples_per_step=samples_per_step,
+        seed_offset=seed_offset,
+        shuffle_buffer_size=shuffle_buffer_size,
+        allowed={"allow_imports": allow_imports, "allow_code": allow_code},
+    )
+    blend, opened = open_sources(path, options)
+    sources = [one.source for one in opened]
+    readers = tuple(source.reader for source in sources)
+    sizes = tuple(source.num_samples for source in sources)
+    return OpenBlend(blend, readers, sizes, blended_plan(blend, sources, options))
+
+
+def _options(
+    split_part: str,
+    *,
+    num_streams: int | None = 1,
+    samples_per_step: int | None = None,
+    seed_offset: int = 0,
+    shuffle_buffer_size: int | None = None,
+    allowed: dict[str, bool],
+) -> DatasetOptions:
+    """Returns the options of a job that reads no data; see `open_blend`."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams, seed_offset=seed_offset)
     encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.cookers = (Cooker(lambda sample, **stores: sample),)
-    options = DatasetOptions.of_call(
+    return DatasetOptions.of_call(
         encoder,
         config,
-        {"allow_imports": allow_imports, "allow_code": allow_code},
+        allowed,
         split_part=split_part,
         training=True,
         repeat=True,
@@ -87,11 +115,6 @@ def open_blend(
         global_batch_size=samples_per_step,
         shuffle_buffer_size=shuffle_buffer_size,
     )
-    blend, opened = open_sources(path, options)
-    sources = [one.source for one in opened]
-    readers = tuple(source.reader for source in sources)
-    sizes = tuple(source.num_samples for source in sources)
-    return OpenBlend(blend, readers, sizes, blended_plan(blend, sources, options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +233,7 @@ class BlendedSamples:
         self._allowed = {"allow_imports": allow_imports, "allow_code": allow_code}
         self._lock = threading.Lock()
         self._opened: dict[tuple[str, int, int], OpenBlend] = {}
+        self._subsets: dict[tuple[str, int], Rows | str] = {}
 
     def page(self, query: BlendQuery, start: int, stop: int) -> BlendedPage:
         """Returns the samples at positions start to stop (exclusive).
@@ -267,11 +291,11 @@ class BlendedSamples:
         return found
 
     def _by_dataset(self, split: str, start: int, stop: int) -> BlendedPage:
-        lists = [
-            (number, entry, entry.opened.rows(part if part in entry.opened.split_parts else None))
-            for number, (entry, part) in enumerate(self.sources(split))
-            if entry.dataset is not None
-        ]
+        lists = []
+        for number, (entry, _) in enumerate(self.sources(split)):
+            rows = self.rows(split, number)
+            if isinstance(rows, Rows):
+                lists.append((number, entry, rows))
         ends = list(accumulate(len(rows) for _, _, rows in lists))
         total = ends[-1] if ends else 0
         samples: list[BlendedSample] = []
@@ -284,6 +308,41 @@ class BlendedSamples:
             samples += [BlendedSample(position + n, number, entry, index) for n, index in enumerate(found)]
             position = min(stop, ends[at])
         return BlendedPage(tuple(samples), total)
+
+    def rows(self, split: str, number: int) -> Rows | str:
+        """Returns the samples that a blend takes of one of its datasets, in its part and its subset.
+
+        Args:
+            split: Split of the metadataset.
+            number: Number of the dataset in the blend, from 0.
+
+        Returns:
+            The samples, or why they are not known.
+
+        Raises:
+            DatasetError: A split or an index is damaged.
+            StorageError: A file cannot be read.
+        """
+        entry, part = self.sources(split)[number]
+        if entry.dataset is None:
+            return entry.error
+        reference = self._catalog.use_of_source(split, number).subset
+        if reference is None:
+            return entry.dataset.rows(part if part in entry.dataset.split_parts else None)
+        with self._lock:
+            found = self._subsets.get((split, number))
+            if found is None:
+                found = self._subsets[split, number] = self._rows_of_subset(split, reference)
+            return found
+
+    def _rows_of_subset(self, split: str, reference: SourceReference) -> Rows | str:
+        try:
+            source = open_source(reference, 0, _options(split, allowed=self._allowed), repeat=False)
+        except (EnergonDaliError, OSError) as error:
+            return str(error)
+        ranges = source.plan.base
+        starts = np.asarray(source.reader.shard_starts, np.int64)
+        return Rows(starts[ranges.shard] + ranges.start, ranges.lengths)
 
     def place(self, given: Mapping[str, str]) -> Place | None:
         """Returns where a sample is in the blend that it was reached from; None if it was not.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError
 from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.metadataset.loader import load_dataset
+from energon_dali.metadataset.reference import SourceReference
 from energon_dali.plan.scheduled import Schedule
 from energon_dali.shards import StoragePath
 from energon_dali.view.dataset import FolderDataset, JsonlDataset, ViewedDataset
@@ -61,6 +62,8 @@ class Use:
     """How often its samples are repeated in an epoch; None if that is not given."""
     location: str
     """File and line that name it."""
+    subset: SourceReference | None = None
+    """What names it, if it takes a subset of its samples; None if it takes all."""
 
 
 @dataclass(slots=True)
@@ -197,8 +200,9 @@ class Catalog:
                     used.append(entries[key])
                 part = source.split_part if source.join is None else source.join.columns[0].split_part
                 self.sources.setdefault(split, []).append((used[0].number, part))
+                chosen = source if source.join is None and source.subset is not None else None
                 self._uses.setdefault(split, []).append(
-                    Use(split, part, source.weight, source.repetitions, where),
+                    Use(split, part, source.weight, source.repetitions, where, chosen),
                 )
         return list(entries.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
-from energon_dali.errors import ConfigError, EnergonDaliError, StorageError
+from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.chosen import export_lines, find_in_file
@@ -106,9 +106,16 @@ def export(request: Request) -> Response:
         numbers = site.tags(entry).samples(tag) if tag else site.chosen(entry).numbers
     except ConfigError as error:
         raise HTTPException(404, str(error)) from error
+    except EnergonDaliError as error:  # the file of the tag is damaged
+        raise HTTPException(422, str(error)) from error
     name = f"{entry.name}-{tag or 'chosen'}.{ending}"
     headers = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
-    lines = export_lines(entry.opened, numbers, as_text=ending == "txt")
+    lines: Iterable[str] = export_lines(entry.opened, numbers, as_text=ending == "txt")
+    if ending == "txt":  # all of them first: plain text cannot hold every key
+        try:
+            lines = list(lines)
+        except ConfigError as error:
+            raise HTTPException(422, str(error)) from error
     return StreamingResponse((text.encode() for text in lines), 200, headers, _TYPES[ending])
 
 
@@ -124,7 +131,8 @@ async def open_file(request: Request) -> Response:
 def _open(request: Request, content: bytes) -> Response:
     site, entry = site_of(request), entry_of(request)
     try:
-        choose_file(site, entry, content, "/" + request.query_params.get("name", "").replace("\0", ""))
+        name = request.query_params.get("name", "").replace("\0", "").rpartition("/")[2]
+        choose_file(site, entry, content, name)
     except EnergonDaliError as error:
         return JSONResponse({"error": str(error)}, 422)
     return JSONResponse({"chosen": len(site.chosen(entry))})
@@ -137,7 +145,7 @@ def choose_file(site: Site, entry: CatalogEntry, content: bytes, name: str) -> N
         site: The site.
         entry: The dataset.
         content: Content of the file.
-        name: Path or name of the file.
+        name: Name of the file.
 
     Raises:
         ConfigError: It names samples that the dataset does not have, or its name has another ending.
@@ -148,7 +156,8 @@ def choose_file(site: Site, entry: CatalogEntry, content: bytes, name: str) -> N
     if missing:
         shown = ", ".join(str(one)[:100] for one in missing[:_SHOWN_MISSING])
         raise ConfigError(
-            f"{name.rpartition('/')[2]} names {len(missing):,} samples that {entry.name} does not have: {shown}"
+            f"{name} names {len(missing):,} {'sample' if len(missing) == 1 else 'samples'} that {entry.name} does not "
+            f"have: {shown}"
             f"{', ...' if len(missing) > _SHOWN_MISSING else ''}. Nothing was chosen."
         )
     site.chosen(entry).change("only", numbers)
@@ -170,7 +179,7 @@ def _tag(request: Request, given: Mapping[str, str]) -> Response:
         else:
             named = _numbers_of(entry, site, given) if "samples" in given else site.chosen(entry).numbers
             tags.change(name, action, named)
-    except (ConfigError, StorageError) as error:
+    except EnergonDaliError as error:
         raise HTTPException(422, str(error)) from error
     return _answer(request, {"tags": tags.names()})
 

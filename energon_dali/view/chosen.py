@@ -21,7 +21,14 @@ from energon_dali.plan.rng import Int64Array
 from energon_dali.shards.sample_keys import find_samples
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import atomic_file
-from energon_dali.shards.subset_file import LINES_SUFFIX, SampleName, parse_subset, read_subset_file, subset_lines
+from energon_dali.shards.subset_file import (
+    LINES_SUFFIX,
+    SampleName,
+    parse_subset,
+    read_subset_file,
+    subset_lines,
+    text_lines,
+)
 from energon_dali.view.dataset import JsonlDataset, ViewedDataset
 from energon_dali.view.viewed_sample import Rows
 
@@ -134,12 +141,13 @@ def export_lines(dataset: ViewedDataset, numbers: Int64Array, *, as_text: bool) 
         as_text: Keys alone, one per line; otherwise JSON lines, which have the shard too.
 
     Raises:
+        ConfigError: A key cannot be a line of plain text.
         DatasetError: An index is damaged.
         StorageError: It cannot be read.
     """
     for start in range(0, len(numbers), _LINES_AT_ONCE):
         names = names_of(dataset, numbers[start : start + _LINES_AT_ONCE])
-        yield "".join(f"{name.key}\n" for name in names) if as_text else subset_lines(names)
+        yield text_lines(names) if as_text else subset_lines(names)
 
 
 def find_in_file(dataset: ViewedDataset, content: bytes, name: str) -> tuple[Int64Array, list[SampleName]]:

@@ -99,6 +99,8 @@ def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
     if speaker is not None:
         content = next((turn[name] for name in _CONTENTS if isinstance(turn.get(name), (str, list))), None)
         content = turn.get("tool_calls") if content is None else content
+        if content is None and any(name in turn and turn[name] is None for name in _CONTENTS):
+            content = ""  # a turn that is still to be said
         return [] if content is None else [(speaker, content)]
     return [(name, content) for name, content in turn.items() if name.lower() in _SIDES and isinstance(content, str)]
 

@@ -6,7 +6,6 @@ import csv
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,6 +166,8 @@ def read_loss(path: str, name: str = "") -> Loss:
     local = Path(path).expanduser()
     if not local.exists():
         raise ConfigError(f"--loss {path} does not exist. Give a CSV file, or a file or folder of TensorBoard.")
+    if not local.is_dir() and not local.is_file():
+        raise ConfigError(f"--loss {path} is a pipe, a socket or a device. Give a regular file, or a folder.")
     loss = _of_events(local, name) if local.is_dir() or _EVENTS in local.name else _of_csv(local, name)
     if not len(loss.steps):
         raise DatasetFormatError(f"{path} holds no step with a {loss.name}.")
@@ -186,8 +187,9 @@ def _of_csv(path: Path, name: str) -> Loss:
             for row in rows:
                 if len(row) <= max(step_at, loss_at) or not row[loss_at].strip():
                     continue  # trackers leave cells empty where another number was logged
-                with suppress(ValueError, OverflowError):
-                    steps[int(float(row[step_at]))] = _number(row[loss_at])
+                step = _number(row[step_at])
+                if step.is_integer():
+                    steps[int(step)] = _number(row[loss_at])
                 if len(steps) > MAX_POINTS:
                     raise DatasetFormatError(f"{path} has more than {MAX_POINTS:,} steps: give a shorter log.")
     except OSError as error:
@@ -230,7 +232,8 @@ def _find(
         if found
         else (f"none called {usual[0]}, and has {excerpt_names(list(names)) or 'none at all'}")
     )
-    raise ConfigError(f"Of {path}, no {what} can be taken: it has {several}. Name one with --loss-name.")
+    advice = "Name one with --loss-name" if allow_part else "Name it in the first line, and put commas between columns"
+    raise ConfigError(f"Of {path}, no {what} can be taken: it has {several}. {advice}.")
 
 
 def _of_events(path: Path, name: str) -> Loss:

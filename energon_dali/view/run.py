@@ -40,6 +40,8 @@ class RunSample:
     """"delivered", "planned", "spare", "failed", "left out"; of a debug log always "delivered"."""
     failed: ViewedSample | None = None
     """The sample that failed, and whose place this one took; None if none did."""
+    others: tuple[tuple[CatalogEntry, int], ...] = ()
+    """(dataset, number) of other samples with this key, any of which may be meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,13 @@ class Run:
         if isinstance(self.steps, LoggedSteps):
             return max(found, self.steps.num_steps)
         return found if self.steps is None else max(found, self.steps.num_delivered)
+
+    def has_step(self, number: int) -> bool:
+        """Returns whether a step was delivered, is planned, or has a loss; arguments and errors as in `step`."""
+        if number < self.num_steps:
+            return True
+        planned = None if isinstance(self.steps, LoggedSteps) else self.steps
+        return planned is not None and planned.step(number) is not None
 
     def step(self, number: int) -> list[RunBatch] | None:
         """Returns what a step had, by rank and micro-batch; None if there is no such step.
@@ -126,17 +135,19 @@ class Run:
 
     def _named(self, keys: list[str]) -> list[RunSample]:
         """Returns the samples that a log names, which says no more than their keys."""
-        found: dict[str, tuple[CatalogEntry, int]] = {}
+        found: dict[str, list[tuple[CatalogEntry, int]]] = {key: [] for key in keys}
         for entry in self.catalog.entries:
-            missing = [key for key in dict.fromkeys(keys) if key not in found]
-            if missing and entry.dataset is not None:
-                found |= {key: (entry, index) for key, index in _indices_of(entry, missing)}
-        return [
-            RunSample(key, found[key][0], found[key][0].opened.sample(found[key][1]), "delivered")
-            if key in found
-            else RunSample(key, None, None, "delivered")
-            for key in keys
-        ]
+            if entry.dataset is not None:
+                for key, index in _indices_of(entry, list(found)):
+                    found[key].append((entry, index))
+        samples = []
+        for key in keys:
+            if not found[key]:
+                samples.append(RunSample(key, None, None, "delivered"))
+                continue
+            (entry, index), *others = found[key]
+            samples.append(RunSample(key, entry, entry.opened.sample(index), "delivered", others=tuple(others)))
+        return samples
 
 
 def _indices_of(entry: CatalogEntry, keys: list[str]) -> Iterable[tuple[str, int]]:
@@ -189,8 +200,12 @@ def open_run(
     if kinds & {_LOG_SUFFIX} and not kinds & set(SUFFIXES):
         logs = LoggedSteps(find_logs(paths))
         ranks = f"{logs.world_size:,} {'rank' if logs.world_size == 1 else 'ranks'}"
-        note = "A debug log numbers the batches of each rank, and names samples by their keys."
-        return Run(catalog, f"debug logs of {ranks}", logs, curve, [note])
+        notes = ["A debug log numbers the batches of each rank, and names samples by their keys."]
+        if curve is not None:
+            notes.append(
+                "If the steps of the job had several micro-batches, the loss of step N is not that of batch N."
+            )
+        return Run(catalog, f"debug logs of {ranks}", logs, curve, notes)
     if kinds & {_LOG_SUFFIX}:
         raise ConfigError("--run was given saved states and debug logs. Give those of one kind.")
     states = [state for file in find_state_files(paths) for state in read_state_file(file).states]

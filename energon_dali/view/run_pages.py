@@ -49,7 +49,7 @@ def step(request: Request) -> Response:
     found = _run_of(request)
     number = request.path_params["step"]
     batches = found.step(number)
-    if batches is None and found.steps is not None:
+    if batches is None and not found.has_step(number):
         raise HTTPException(404, f"The run has {found.num_steps:,} steps, and nothing says what step {number} had.")
     batches = batches or []
     ranks = sorted({batch.rank for batch in batches if batch.rank is not None})
@@ -67,6 +67,7 @@ def step(request: Request) -> Response:
         entry=None,
         run=found,
         step_number=number,
+        has_next=found.has_step(number + 1),
         loss=None if found.loss is None else found.loss.at(number),
         batches=_with_texts(chosen),
         ranks=ranks,
@@ -112,10 +113,10 @@ def _counts(batches: list[RunBatch]) -> dict[str, int]:
 
 
 def _numbers(batches: list[RunBatch]) -> dict[int, list[int]]:
-    """Returns the numbers of the samples by dataset, so that they can be chosen."""
+    """Returns the numbers of the samples by dataset, so that they can be chosen; only of those that are known."""
     found: dict[int, list[int]] = {}
     for batch in batches:
         for one in batch.samples:
-            if one.entry is not None and one.sample is not None:
+            if one.entry is not None and one.sample is not None and not one.others:
                 found.setdefault(one.entry.number, []).append(one.sample.index)
     return found

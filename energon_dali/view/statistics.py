@@ -237,7 +237,7 @@ def _field_charts(connection: sqlite3.Connection, ranges: Ranges) -> Iterator[Ch
         others = total - sum(counts)
         note = f"{others:,} values of {kinds - len(rows):,} other kinds are not shown." if others else ""
         conditions = tuple({"field": f"{name}={value}"} for value, _ in rows)
-        labels = tuple(str(value) for value, _ in rows)
+        labels = tuple(str(value) or "(empty)" for value, _ in rows)
         yield Chart(
             f"field-{number}", f"JSON field {name}", labels, counts, note=note, rest=others, conditions=conditions
         )

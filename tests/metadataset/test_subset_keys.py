@@ -27,7 +27,7 @@ from energon_dali.metadataset.reference import Subset
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.shards import StoragePath, WebdatasetFolder, prepare_jsonl
 from energon_dali.shards.sample_keys import find_samples
-from energon_dali.shards.subset_file import SampleName, parse_subset, read_subset_file, subset_lines
+from energon_dali.shards.subset_file import SampleName, parse_subset, read_subset_file, subset_lines, text_lines
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import prepare, write_shards
 
@@ -104,6 +104,15 @@ def test_other_files_are_refused(tmp_path: Path, folder: Path, name: str, conten
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises((ConfigError, DatasetFormatError), match=message):
         keys_of(folder / "data", {"keys": str(file)})
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a\r", " ", "", "\ufeffa"])
+def test_plain_text_holds_no_key_that_it_would_read_as_another(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"Export JSON lines \(\.jsonl\)"):
+        text_lines([SampleName("fine"), SampleName(key)])
+    assert parse_subset(subset_lines([SampleName(key)]).encode(), "x.jsonl") == [SampleName(key)]
+    spaces = [SampleName(" a"), SampleName("b "), SampleName("c\td")]
+    assert parse_subset(text_lines(spaces).encode(), "x.txt") == spaces
 
 
 def test_files_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +223,8 @@ def test_samples_in_another_part_of_the_split_are_left_out(folder: Path, tmp_pat
     assert keys_of(data, chosen, "val") == CHOSEN[3:-1]
     with pytest.raises(EmptyDatasetError, match="in other parts of the split"):
         keys_of(data, chosen, "test")
+    with pytest.raises(EmptyDatasetError, match="it names none"):
+        keys_of(data, {"keys": keys_file(tmp_path / "none.txt", [])})
 
 
 # --- metadatasets ----------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_a_file_of_other_keys_is_an_error_on_the_page(
     wrong.write_text("<b>none</b>\n")
     one(window, "#open-file").send_keys(str(wrong))
     error = wait(window, lambda w: one(w, "#choose-error").is_displayed() and one(w, "#choose-error").text)
-    assert "names 1 samples that data does not have: <b>none</b>. Nothing was chosen." in error
+    assert "names 1 sample that data does not have: <b>none</b>. Nothing was chosen." in error
     assert num_chosen(window) == 0
 
 
@@ -300,3 +300,14 @@ def test_a_point_of_the_loss_opens_its_step(window: webdriver.Chrome, tmp_path: 
         key = first.find_element(By.CSS_SELECTOR, ".key").text
         first.click()
         wait(window, lambda w: "/sample/" in w.current_url and one(w, "h1").text == key)
+
+
+def test_the_back_button_shows_the_order_of_its_page(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server, "/data/0?sort=-bytes")
+    for wanted, address in (("key", "?sort=key"), ("", "/data/0")):
+        Select(one(window, "#sort")).select_by_value(wanted)
+        wait(window, lambda w, end=address: w.current_url.rstrip("?").endswith(end))
+        window.back()
+        wait(window, lambda w: w.current_url.endswith("?sort=-bytes"))
+        wait(window, lambda w: one(w, "#sort").is_enabled())
+        wait(window, lambda w: one(w, "#sort").get_property("value") == "-bytes")

@@ -260,7 +260,7 @@ def test_a_file_of_keys_is_opened_and_exported(server: PageServer) -> None:
     assert server.ask("/data/0/chosen.csv").status == 404
     assert open_file(server, "mine.jsonl", lines.content) == (200, {"chosen": 2})
     for name, content, message in (
-        ("mine.txt", b"k0004\nnone\n", "names 1 samples that data does not have: none. Nothing was chosen."),
+        ("mine.txt", b"k0004\nnone\n", "names 1 sample that data does not have: none. Nothing was chosen."),
         ("mine.csv", b"k0004", "with a key per line"),
         ("mine.jsonl", b"<script>", "names no sample"),
         ("../../etc/passwd", b"", "with a key per line"),
@@ -269,6 +269,19 @@ def test_a_file_of_keys_is_opened_and_exported(server: PageServer) -> None:
         assert status == 422
         assert message in answer["error"]
     assert chosen(server) == [4, 11]
+
+
+def test_a_key_with_a_line_break_is_exported_as_json_alone(tmp_path: Path) -> None:
+    data = prepare(write_shards(tmp_path / "data", {"a\nb": {"txt": b"x"}, "a": {"txt": b"x"}}, 1))
+    with serving(data, tmp_path / "scans") as running:
+        assert post(running, "chosen?action=add&samples=1").json == {"chosen": 1}
+        assert running.ask("/data/0/chosen.txt").text == "a\n"
+        post(running, "chosen?action=add&samples=0")
+        refused = running.ask("/data/0/chosen.txt")
+        assert refused.status == 422
+        assert "Export JSON lines" in refused.text
+        lines = running.ask("/data/0/chosen.jsonl")
+        assert open_file(running, "dir/mine.jsonl", lines.content) == (200, {"chosen": 2})
 
 
 def test_what_a_browser_sends_has_limits(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +380,17 @@ def test_samples_are_tagged_and_filtered_by_tags(server: PageServer) -> None:
     assert post(server, "tags?action=add&name=../x&samples=1").status == 422
     assert post(server, "tags?action=add&name=&samples=1").status == 422
     assert post(server, "tags?action=sing&name=a&samples=1").status == 422
+
+
+def test_a_damaged_tag_is_said_and_can_be_removed(server: PageServer) -> None:
+    tags = server.site.tags(server.site.catalog.entries[0])
+    tags.folder.mkdir(parents=True, exist_ok=True)
+    tags.path("bad").write_bytes(b"\xff\n")
+    for answer in (server.ask("/data/0/chosen.jsonl?tag=bad"), post(server, "tags?action=add&samples=1&name=bad")):
+        assert answer.status == 422
+        assert "bad.jsonl:1: " in answer.text
+    assert "damaged" in server.ask("/data/0").text
+    assert post(server, "tags?action=delete&name=bad").json == {"tags": []}
 
 
 def test_tags_are_in_the_users_folder_and_survive_what_the_dataset_loses(

@@ -22,7 +22,7 @@ from energon_dali.view.encoder_session import find_places
 from energon_dali.view.plain_fields import MAX_FIELDS, plain_fields, stored_fields
 from energon_dali.view.query import field_pairs, read_query
 from energon_dali.view.viewed_sample import ViewedPart
-from tests.loader.dataset_folder import captioning_dataset
+from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
 from tests.view.odd_samples import odd_samples, write_odd
 from tests.view.page_server import PageServer, serving
 from tests.view.test_scan import scan_here
@@ -172,6 +172,10 @@ PICTURES = [
             [("gpt", ["b.png", "0.jpg", "mp3", "x"])],
         ),
         ({"texts": [{"user": "q <image_0>", "assistant": "a"}]}, [("user", ["q ", "0.jpg"]), ("assistant", ["a"])]),
+        (
+            [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}],
+            [("user", ["q"]), ("assistant", [])],
+        ),
         ({"messages": []}, None),
         ({"messages": [{"role": "user"}]}, None),
         ({"messages": ["a"], "turns": 3}, None),
@@ -374,3 +378,21 @@ def test_datasets_follow_each_other_where_one_is_missing(blended: PageServer) ->
 
 def test_a_blend_is_that_of_a_metadataset(server: PageServer) -> None:
     assert server.ask("/blend").status == 404
+
+
+def test_a_dataset_has_the_samples_of_its_subset(tmp_path: Path) -> None:
+    data = prepare(write_shards(tmp_path / "data", {f"k{n}": {"txt": b"x"} for n in range(20)}, 2))
+    (tmp_path / "some.txt").write_text("k3\nk17\nk18\n")
+    subsets = [{"keys": "some.txt"}, {"range": [2, 6]}, {"range": ["50%", "100%"], "keys": "some.txt"}]
+    nodes = [{"path": data.name, "weight": 1, "subset": subset} for subset in subsets]
+    broken = {"path": data.name, "weight": 1, "subset": {"keys": "none.txt"}}
+    mix = tmp_path / "mix.yaml"
+    splits = {"train": {"blend": nodes}, "val": {"blend": [*nodes, broken]}}
+    mix.write_text(json.dumps({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
+    with serving(mix, tmp_path / "scans") as running:
+        overview = running.ask("/").text
+        assert re.findall(r"<span>(\d+ of 20) samples</span>", overview) == ["3 of 20", "4 of 20", "2 of 20"] * 2
+        for page in (running.ask("/blend?order=dataset").text, running.ask("/blend?split=val").text):
+            assert "<strong>9</strong> samples, one dataset after the other" in page
+            assert re.findall(r">#(\d+)</span>", page) == ["3", "17", "18", "2", "3", "4", "5", "17", "18"]
+        assert "none.txt is missing" in running.ask("/blend?split=val").text

@@ -21,6 +21,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.loss import Loss, chart_of, read_loss
 from energon_dali.view.site import Site
+from tests.loader.dataset_folder import prepare, write_shards
 from tests.loader.test_delivered_steps import BAD, Encoder, streams
 from tests.loader.test_global_batches import write_blend
 from tests.view.page_server import PageServer, serving
@@ -136,7 +137,37 @@ def test_debug_logs_say_what_each_rank_received(run: SavedRun, tmp_path: Path) -
             expected = {f"Rank {rank}": run.received[step // 2, rank, step % 2] for rank in (0, 1)}
             assert found == expected
         assert server.ask(f"/run/step/{STEPS * 2}").status == 404
+        assert 'rel="next"' in server.ask(f"/run/step/{STEPS * 2 - 2}").text
+        assert 'rel="next"' not in server.ask(f"/run/step/{STEPS * 2 - 1}").text
         assert "debug logs of 2 ranks" in server.ask("/run").text
+
+
+def test_a_loss_may_go_on_after_the_debug_logs(run: SavedRun, tmp_path: Path) -> None:
+    (tmp_path / "loss.csv").write_text("step,loss\n5,1\n40,2.5\n")
+    options = {"run": (str(run.folder / "logs"),), "loss": str(tmp_path / "loss.csv")}
+    with serving(run.folder / "blend.yaml", tmp_path / "scans", **options) as server:
+        assert 'href="/run/step/40"' in server.ask("/run").text
+        page = server.ask("/run/step/40").text
+        assert '<dd id="loss">2.5</dd>' in page
+        assert "Nothing says which samples this step had" in page
+        assert 'rel="next"' not in page
+        assert "the loss of step N is not that of batch N" in page
+        assert server.ask("/run/step/41").status == 404
+
+
+def test_a_key_that_several_datasets_have_may_mean_each_of_them(tmp_path: Path) -> None:
+    for name in "ab":
+        prepare(write_shards(tmp_path / name, {f"{number:03d}": {"txt": b"x"} for number in range(4)}, 1))
+    nodes = [{"path": name, "weight": 1} for name in "ab"]
+    form = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": nodes}}}
+    (tmp_path / "mix.yaml").write_text(json.dumps(form))
+    line = {"rank": 0, "stream": 0, "count": 0, "event": "delivered", "keys": ["002", "none", "002"], "mode": "train"}
+    (tmp_path / "0.jsonl").write_text(json.dumps(line) + "\n")
+    with serving(tmp_path / "mix.yaml", tmp_path / "scans", run=(str(tmp_path / "0.jsonl"),)) as server:
+        page = server.ask("/run/step/0").text
+    assert page.count("or #2 of <bdi>b</bdi>, which has this key too") == 2
+    assert page.count("not in the datasets of the page") == 1
+    assert "Choose these" not in page  # nobody knows which
 
 
 def test_a_state_of_streams_shows_what_was_planned(run: SavedRun, tmp_path: Path) -> None:
@@ -195,6 +226,7 @@ def test_a_file_of_keys_is_chosen_at_the_start(run: SavedRun, tmp_path: Path) ->
         ("\ufeffIteration,grad norm,LM loss\n0,9,2\n1,9,inf\n", "", ("LM loss", [0, 1], [2.0, math.inf])),
         ("a,step,val_loss_x\nx,1,2\nx,y,2\n\nx\nx,2\n", "", ("val_loss_x", [1], [2.0])),
         ("step,loss,kl\n1,2,3\n", "kl", ("kl", [1], [3.0])),
+        ("step,loss\n2,1\n2.7,9\ninf,9\nnan,9\n-1,9\n1,5\n1,6\n", "", ("loss", [1, 2], [6.0, 1.0])),
         ("epoch,global_step,loss\n0,7.0,2\n0,8.0,none\n", "", ("loss", [7, 8], [2.0, math.nan])),
     ],
 )
@@ -212,6 +244,7 @@ def test_losses_are_read_from_csv(tmp_path: Path, text: str, name: str, found: A
         ("step,loss\n", "", "holds no step"),
         ("", "", "none called step"),
         ("time,loss\n1,2\n", "", "none called step"),
+        ("step;loss\n1;2\n", "", "put commas between columns"),
         ("step,accuracy\n1,2\n", "", "none called loss, and has step, accuracy"),
         ("step,loss_a,loss_b\n1,2,3\n", "", "several that may be meant: loss_a, loss_b"),
         ("step,loss\n1,2\n", "los", "Did you mean 'loss'"),
@@ -222,6 +255,11 @@ def test_what_is_not_a_loss_is_said(tmp_path: Path, text: str, name: str, messag
     file.write_text(text)
     with pytest.raises((ConfigError, DatasetFormatError), match=message):
         read_loss(str(file), name)
+
+
+def test_a_loss_is_read_from_a_regular_file() -> None:
+    with pytest.raises(ConfigError, match="a device"):
+        read_loss("/dev/zero")
 
 
 def test_losses_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,5 +94,6 @@
       if (!select.value) select.disabled = true; // an address holds only what was given
       select.form.requestSubmit();
     });
+    addEventListener("pageshow", () => showOwnChoice(select));
   }
 })();

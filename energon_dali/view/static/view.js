@@ -170,7 +170,15 @@ document.addEventListener("keydown", (event) => {
 byId("theme").addEventListener("click", switchTheme);
 byId("keys").addEventListener("click", () => byId("shortcuts").showModal());
 if (byId("copy")) byId("copy").addEventListener("click", () => copyText(byId("copy")));
+// After the back button, a list shows what its page was asked for, and not what was chosen to leave it.
+function showOwnChoice(select) {
+  select.disabled = false;
+  const own = [...select.options].findIndex((option) => option.defaultSelected);
+  select.selectedIndex = Math.max(0, own);
+}
+
 for (const select of document.querySelectorAll("select[data-navigate]")) {
+  addEventListener("pageshow", () => showOwnChoice(select));
   select.addEventListener("change", () => {
     startWaiting();
     if (isByKeyboard) handFocusOn(focused());
