@@ -183,7 +183,8 @@ class LoaderStatistics:
         if self.waiting_seconds:
             rows.append(("waiting now", f"{self.waiting_seconds:.1f} s for a batch: {self.waiting_for}"))
         for name, seconds in sorted(self.stage_seconds.items()):
-            rows.append((f"time in {name}", f"{seconds:.3f} s, computing {self.cpu_seconds.get(name, 0.0):.3f} s"))
+            computing = f", computing {self.cpu_seconds[name]:.3f} s" if name in self.cpu_seconds else ""
+            rows.append((f"time in {name}", f"{seconds:.3f} s{computing}"))
         rows.append(("waiting for a core", f"{self.core_wait_seconds:.3f} s"))
         rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))

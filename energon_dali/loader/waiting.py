@@ -36,7 +36,7 @@ def describe_wait(metrics: Metrics) -> str:
     decoding = others.get("decode process")
     if decoding is not None:
         return _describe(decoding, "the decode process", others)
-    if not own.stage and not own.seconds:
+    if not own.stage and not own.seconds.get("rank"):
         return "the loader is starting"
     return _describe(own, "the rank", others)
 
