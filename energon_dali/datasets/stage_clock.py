@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -210,6 +210,14 @@ def _scheduled(thread: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
+def _key_of_files(names: Sequence[str]) -> str:
+    """Returns what the names of a sample's parts have in common: 000123 of 000123.jpg and 000123.json."""
+    key = "".join(names[:1])
+    while key and len(names) > 1 and not all(name.startswith(f"{key}.") for name in names):
+        key = key.rpartition(".")[0]
+    return key
+
+
 def describe_subject(subject: Any) -> str:
     """Returns what a stage works on as a text, such as "captions/000123"; "" if it is not known.
 
@@ -224,7 +232,7 @@ def describe_subject(subject: Any) -> str:
         if isinstance(subject, MethodType):
             return str(subject())[:_MOST_TEXT]
         if isinstance(subject, SourceInfo):
-            key, sources = "".join(subject.file_names[:1]), (subject,)
+            key, sources = _key_of_files(subject.file_names), (subject,)
         else:
             key, sources = key_of(subject), sources_of(subject)
         folder = os.path.basename(str(sources[0].dataset_path).rstrip("/")) if sources else ""

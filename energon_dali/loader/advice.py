@@ -131,6 +131,7 @@ def diagnose(
     cores: int | None = None,
     memory: MemoryLeft | None = None,
     trains: bool = True,
+    tried_more: bool = False,
 ) -> Diagnosis:
     """Returns what limits a loader.
 
@@ -140,6 +141,7 @@ def diagnose(
         cores: Cores that it may use; None is the share of a rank.
         memory: What is left; None if that is not known.
         trains: Whether somebody trains between the batches; False where they are taken at once, as `bench` does.
+        tried_more: Whether more workers were measured, and were not faster.
     """
     cores = cores_per_rank() if cores is None else cores
     blocked = statistics.blocked_share
@@ -158,7 +160,7 @@ def diagnose(
             finding = f"The trainer takes most of the time: it waits {blocked:.0%} of it, and the workers wait for it."
             return Diagnosis("trainer", "", finding, "A faster loader would change little.", more_workers=False)
         return _of_uneven(work, statistics, num_workers)
-    return _of_stages(work, statistics, num_workers, cores)
+    return _of_stages(work, statistics, num_workers, cores, tried_more=tried_more)
 
 
 def _of_uneven(work: Work, statistics: LoaderStatistics, num_workers: int) -> Diagnosis:
@@ -195,14 +197,16 @@ def _of_decoding_in_rank(finding: str) -> Diagnosis:
     return Diagnosis("decoding", "decode", f"Decoding takes most of it: {finding}.", remedy, more_workers=False)
 
 
-def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores: int) -> Diagnosis:
+def _of_stages(
+    work: Work, statistics: LoaderStatistics, num_workers: int, cores: int, *, tried_more: bool
+) -> Diagnosis:
     """Returns the diagnosis by the stage that takes most."""
     stage = max(work.seconds, key=lambda name: work.seconds[name])
     share = work.seconds[stage] / work.total_seconds
     sleeps = work.sleeping_share(stage) > _SLEEPS
     is_full = work.wanted_cores > _ALL_CORES * cores
-    more = _more_workers(num_workers, is_full=is_full and not sleeps)
-    can_grow = not is_full or sleeps
+    more = _more_workers(num_workers, is_full=is_full and not sleeps, tried_more=tried_more)
+    can_grow = (not is_full or sleeps) and not tried_more
     if stage == "start":
         return Diagnosis("start", stage, f"Starting takes {share:.0%} of the time so far.", "", more_workers=False)
     if stage == _READ and sleeps:
@@ -224,7 +228,12 @@ def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores
                 f"Your hook {stage} takes most of it: {share:.0%} of the work, and it sleeps or waits for something "
                 f"{work.sleeping_share(stage):.0%} of that time."
             )
-            return Diagnosis("sleeping hook", stage, finding, f"It needs no core while it waits: {more}.", True)
+            remedy = f"It needs no core while it waits: {more}."
+            if tried_more:
+                remedy = (
+                    f"{more[:1].upper()}{more[1:]}: what it waits for may be the limit, such as a lock or a server."
+                )
+            return Diagnosis("sleeping hook", stage, finding, remedy, can_grow)
         finding = f"Your hook {stage} takes most of it: {share:.0%} of the work, which it computes."
         remedy = (
             f"Make it faster, move resizing to the decoder's operations, or tokenise when the dataset is made; {more}."
@@ -234,7 +243,9 @@ def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores
     return Diagnosis("nothing", stage, finding, f"{more[:1].upper()}{more[1:]}.", can_grow)
 
 
-def _more_workers(num_workers: int, *, is_full: bool) -> str:
+def _more_workers(num_workers: int, *, is_full: bool, tried_more: bool) -> str:
     if is_full:
         return "more workers do not help, because all cores are busy"
+    if tried_more:
+        return f"{'more ' if num_workers else ''}workers were tried, and were not faster"
     return "more workers help" if num_workers else "workers (num_workers) help"
