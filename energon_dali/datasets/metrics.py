@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from energon_dali.datasets.stage_clock import StageClock, Work
@@ -71,6 +72,65 @@ class WorkReport(NamedTuple):
     """Names of the stages that are hooks of the user's."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkTimes:
+    """What several processes worked, in all."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time by stage."""
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """How much of it their threads computed, by stage."""
+    core_wait_seconds: float = 0.0
+    """How long they waited for a core."""
+    idle_seconds: dict[str, float] = field(default_factory=dict)
+    """How long each worker waited until there was room for more, by the name of the process."""
+    hooks: frozenset[str] = frozenset()
+    """Names of the stages that are hooks of the user's."""
+
+    @classmethod
+    def of(cls, reports: Sequence[WorkReport]) -> WorkTimes:
+        """Returns the times until now."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        cpu_seconds: defaultdict[str, float] = defaultdict(float)
+        idle: dict[str, float] = {}
+        for report in reports:
+            if report.stage == "start" and not report.seconds:  # it was launched, and has not reported since then
+                seconds[report.stage] += time.perf_counter() - report.since
+            for stage, amount in report.seconds.items():
+                seconds[stage] += amount
+            for stage, amount in report.cpu_seconds.items():
+                cpu_seconds[stage] += amount
+            if report.process.startswith("worker "):
+                idle[report.process] = report.seconds.get("wait for trainer", 0.0)
+        return cls(
+            dict(seconds),
+            {stage: min(amount, seconds[stage]) for stage, amount in cpu_seconds.items()},
+            sum(report.core_wait_seconds for report in reports),
+            idle,
+            frozenset(hook for report in reports for hook in report.hooks),
+        )
+
+    def plus(self, other: WorkTimes) -> WorkTimes:
+        """Returns the sums."""
+        return self._combine(other, operator.add)
+
+    def at_least(self, other: WorkTimes) -> WorkTimes:
+        """Returns the larger of each time."""
+        return self._combine(other, max)
+
+    def _combine(self, other: WorkTimes, combine: Callable[[float, float], float]) -> WorkTimes:
+        def both(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
+            return {name: combine(ours.get(name, 0.0), theirs.get(name, 0.0)) for name in {**ours, **theirs}}
+
+        return WorkTimes(
+            both(self.seconds, other.seconds),
+            both(self.cpu_seconds, other.cpu_seconds),
+            combine(self.core_wait_seconds, other.core_wait_seconds),
+            both(self.idle_seconds, other.idle_seconds),
+            self.hooks | other.hooks,
+        )
+
+
 class ReportSource(Protocol):
     """Where other processes report what they work on."""
 
@@ -97,8 +157,10 @@ class Metrics:
         self._decoding.cpu_due = math.inf  # it computes in threads of its own
         self._in_flight = 0
         self._others: ReportSource | None = None
-        self._earlier: list[WorkReport] = []
-        """The last reports of processes that were ended."""
+        self._ended = WorkTimes()
+        """What processes that have ended worked."""
+        self._shown = WorkTimes()
+        """The times that `snapshot` returned last."""
         drop_in_child(self)
         self._counts: Counter[str] = Counter()
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
@@ -146,13 +208,26 @@ class Metrics:
         Args:
             others: Where they report.
         """
-        if self._others is not None:
-            self._earlier += self._others.read_all()
-        self._others = others
+        with self._lock:
+            if self._others is not None:
+                self.note_end_of(self._others)
+            self._others = others
+
+    def note_end_of(self, others: ReportSource) -> None:
+        """Notes that processes have ended: their times stay as they are now.
+
+        Args:
+            others: Where they reported; nothing happens if other processes took their place.
+        """
+        with self._lock:
+            if others is self._others:
+                self._ended = WorkTimes.of(others.read_all()).plus(self._ended)
+                self._others = None
 
     def other_reports(self) -> list[WorkReport]:
         """Returns what the other processes of the rank report."""
-        return [] if self._others is None else self._others.read_all()
+        others = self._others
+        return [] if others is None else others.read_all()
 
     def skip(self, stage: str) -> None:
         """Counts a sample that a stage dropped on purpose."""
@@ -273,33 +348,26 @@ class Metrics:
         """Returns what was added since the last drain as plain values, without clearing it.
 
         Returns:
-            What `drain` returns; "examples": the first failure of each kind; "seconds" and "cpu_seconds" by stage,
-            "core_wait_seconds", and "hooks", the names of stages that are hooks of the user's, of all processes that
-            report here.
+            What `drain` returns; "examples": the first failure of each kind; and the fields of `WorkTimes`, of all
+            processes that report here.
         """
-        seconds: defaultdict[str, float] = defaultdict(float)
-        cpu_seconds: defaultdict[str, float] = defaultdict(float)
-        waited = 0.0
-        hooks: set[str] = set()
-        for report in (self.work_report(), *self.other_reports(), *self._earlier):
-            if report.stage == "start" and not report.seconds:  # it was launched, and has not reported since then
-                seconds[report.stage] += time.perf_counter() - report.since
-            for stage, amount in report.seconds.items():
-                seconds[stage] += amount
-            for stage, amount in report.cpu_seconds.items():
-                cpu_seconds[stage] += amount
-            waited += report.core_wait_seconds
-            hooks.update(report.hooks)
+        with self._lock:
+            others, ended = self._others, self._ended
+        reports = [self.work_report(), *([] if others is None else others.read_all())]
+        times = WorkTimes.of(reports).plus(ended)
         with self._lock:
             counts, kinds = dict(self._counts), dict(self.kinds)
             failures, examples = list(self._failures), dict(self._examples)
+            # Processes are read while they work, and some are killed: no time may seem to run backwards for that.
+            times = self._shown = times.at_least(self._shown)
         # Outside the lock, and without asdict's copies: a panel asks for this twice per second.
         return {
             "counts": counts,
-            "seconds": dict(seconds),
-            "cpu_seconds": {stage: min(amount, seconds[stage]) for stage, amount in cpu_seconds.items()},
-            "core_wait_seconds": waited,
-            "hooks": sorted(hooks),
+            "seconds": times.seconds,
+            "cpu_seconds": times.cpu_seconds,
+            "core_wait_seconds": times.core_wait_seconds,
+            "idle_seconds": times.idle_seconds,
+            "hooks": sorted(times.hooks),
             "failures": [_fields(failure) for failure in failures],
             "kinds": kinds,
             "examples": {kind: _fields(failure) for kind, failure in examples.items()},

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -112,7 +112,9 @@ class Work:
         "_cpu",
         "_new_clock",
         "_thread",
+        "_waited",
         "_waited_before",
+        "_waited_in_others",
         "clock",
         "cpu_due",
         "idle",
@@ -141,6 +143,10 @@ class Work:
         self._thread = 0
         self._waited_before = 0.0
         """How long the thread had waited for a core before it began to run the pipeline."""
+        self._waited = 0.0
+        """How long it has waited since then, as was read last."""
+        self._waited_in_others = 0.0
+        """The same for threads that ran the pipeline before it."""
 
     def stage(self, name: str) -> StageClock:
         """Returns the clock of a stage."""
@@ -164,7 +170,8 @@ class Work:
         if thread == self._thread:
             clock.cpu_seconds += cpu - self._cpu
         else:
-            self._waited_before = _scheduled(thread)[1]
+            self._waited_in_others += self._waited
+            self._waited, self._waited_before = 0.0, _scheduled(thread)[1]
         self._thread, self._cpu, self.cpu_due = thread, cpu, now + _CPU_SECONDS
 
     def read(self) -> tuple[CurrentWork, dict[str, float], dict[str, float], float]:
@@ -188,7 +195,9 @@ class Work:
             seconds[clock.name] = seconds.get(clock.name, 0.0) + passed
             running = min(passed, max(0.0, computed - cpu_read))
             cpu_seconds[clock.name] = cpu_seconds.get(clock.name, 0.0) + running
-        waited = max(0.0, waited - self._waited_before)
+        if self._thread == thread and waited - self._waited_before > self._waited:  # 0 once it has ended
+            self._waited = waited - self._waited_before
+        waited = self._waited_in_others + self._waited
         return CurrentWork(clock.name, since, describe_subject(subject)), seconds, cpu_seconds, waited
 
 
@@ -199,6 +208,14 @@ def _scheduled(thread: int) -> tuple[float, float]:
             computed, waited = file.read().split()[:2]
             return int(computed) / 1e9, int(waited) / 1e9
     return 0.0, 0.0
+
+
+def _key_of_files(names: Sequence[str]) -> str:
+    """Returns what the names of a sample's parts have in common: 000123 of 000123.jpg and 000123.json."""
+    key = "".join(names[:1])
+    while key and len(names) > 1 and not all(name.startswith(f"{key}.") for name in names):
+        key = key.rpartition(".")[0]
+    return key
 
 
 def describe_subject(subject: Any) -> str:
@@ -215,7 +232,7 @@ def describe_subject(subject: Any) -> str:
         if isinstance(subject, MethodType):
             return str(subject())[:_MOST_TEXT]
         if isinstance(subject, SourceInfo):
-            key, sources = "".join(subject.file_names[:1]), (subject,)
+            key, sources = _key_of_files(subject.file_names), (subject,)
         else:
             key, sources = key_of(subject), sources_of(subject)
         folder = os.path.basename(str(sources[0].dataset_path).rstrip("/")) if sources else ""

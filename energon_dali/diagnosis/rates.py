@@ -11,7 +11,7 @@ import copy
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
@@ -218,12 +218,29 @@ class LoaderRate:
             waits = self.seconds - self.statistics.core_wait_seconds / (1 + self.setting.num_workers)
         return self.samples / max(self.cpu.busiest_seconds, self.cpu.own_seconds / usable_cores(), waits)
 
-    def diagnosis(self) -> Diagnosis | None:
-        """Returns what limits the loader in this setting; None if it was not measured."""
+    def diagnosis(self, others: Sequence[LoaderRate] = ()) -> Diagnosis | None:
+        """Returns what limits the loader in this setting; None if it was not measured.
+
+        Args:
+            others: Other settings that were measured; those with more workers show whether that helps.
+        """
         if self.statistics is None:
             return None
         workers = self.setting.num_workers
-        return diagnose(self.statistics, num_workers=workers, cores=usable_cores(), memory=memory_left(), trains=False)
+        more = [one for one in others if one.is_like(self) and one.setting.num_workers > workers]
+        return diagnose(
+            self.statistics,
+            num_workers=workers,
+            cores=usable_cores(),
+            memory=memory_left(),
+            trains=False,
+            tried_more=bool(more) and all(one.samples_per_second < _BETTER * self.samples_per_second for one in more),
+        )
+
+    def is_like(self, other: LoaderRate) -> bool:
+        """Returns whether both were measured, in settings that differ in nothing but the number of workers."""
+        mine, theirs = (replace(one.setting, num_workers=0) for one in (self, other))
+        return mine == theirs and self.samples > 0 and other.samples > 0
 
 
 def usable_cores() -> int:
@@ -235,6 +252,8 @@ _BETTER = 1.05
 """Ratio from which on a setting counts as faster."""
 _DISTURBED = 0.2
 """Share of the cores that other processes keep busy from which on the clock says little."""
+_SHORT_SECONDS = 0.05
+"""Times below this are shown as 0.0 s, so they are left out."""
 _SCALES = 1.2
 """Ratio from which on storage delivers more if more workers ask for it, so that its latency is the limit."""
 
@@ -261,10 +280,12 @@ def advise(stages: Sequence[StageRate], loaders: Sequence[LoaderRate]) -> Iterat
         ratio = best.samples_per_second / first.samples_per_second
         if ratio > _BETTER:
             yield f"Fastest: {best.setting}, {ratio:.2f} times as fast as {first.setting}."
-    if best.setting.num_workers == 0 and len(measured) > 1:
+    slower = [one for one in measured if one.setting.num_workers]
+    if slower and all(_BETTER * one.samples_per_second < best.samples_per_second for one in slower):
         yield "Without workers it is fastest: sending samples between processes takes longer than making them."
     yield from explain(best, measured)
-    slowest = sorted(best.stage_seconds.items(), key=lambda pair: -pair[1])[:4]
+    shown_stages = [(name, seconds) for name, seconds in best.stage_seconds.items() if seconds >= _SHORT_SECONDS]
+    slowest = sorted(shown_stages, key=lambda pair: -pair[1])[:4]
     if slowest:
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
         yield f"Time of the stages in the fastest setting, over all processes: {shown}."
@@ -284,7 +305,7 @@ def explain(best: LoaderRate, measured: Sequence[LoaderRate]) -> Iterator[str]:
         best: The fastest setting.
         measured: All settings that ran.
     """
-    found = best.diagnosis()
+    found = best.diagnosis(measured)
     if found is None:
         return
     yield str(found)

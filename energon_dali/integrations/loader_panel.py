@@ -29,6 +29,8 @@ _WINDOW_SECONDS = 10.0
 """Time that the rates of the panel are means of."""
 _SHORT_WAIT_SECONDS = 1.0
 """Waits below this are not worth a word while batches arrive."""
+_SHORT_STAGE_SECONDS = 0.05
+"""Times below this are shown as 0.0 s, so they are left out."""
 _MANY_STAGES = 12
 _WAITS_SHARE = 0.25
 """Share of the time that a trainer waits from which on the panel says what to change."""
@@ -124,7 +126,11 @@ class LoaderPanel:
     def render(self) -> RenderableType:
         """Returns the panel as it is now, for rich."""
         panels = [
-            Panel(_Body(total, recent, advice), title=f"[bold]{name}[/] · rank {rank}", title_align="left")
+            Panel(
+                _Body(total, recent, advice),
+                title=Text.assemble((_printable(name), "bold"), f" · rank {rank}"),
+                title_align="left",
+            )
             for name, rank, total, recent, advice in self._read()
         ]
         return Group(*panels)
@@ -132,7 +138,7 @@ class LoaderPanel:
     def lines(self) -> list[str]:
         """Returns one line per loader: what is printed where there is no terminal."""
         return [
-            " ".join(filter(None, [_line(name, rank, total, recent), advice]))
+            _printable(". ".join(filter(None, [_line(name, rank, total, recent), advice])))
             for name, rank, total, recent, advice in self._read()
         ]
 
@@ -246,7 +252,7 @@ class _Body:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wait = _wait(self._total, self._recent)
         if wait:
-            yield Text(wait, style="bold red")
+            yield Text(_printable(wait), style="bold red")
         yield _table(self._total, self._recent, _bar_width(options.max_width))
         if self._advice:
             yield Text(self._advice, style="yellow")
@@ -319,22 +325,23 @@ class _Rows:
         """Adds a row, with a bar if it has a share of 0 to 1."""
         bar = "" if share is None else _bar(share, color, self._bar_width)
         # Text, not markup: names come from the data.
-        self.table.add_row(Text(name), number, *([bar] if self._bar_width else []), Text(note))
+        self.table.add_row(Text(_printable(name)), number, *([bar] if self._bar_width else []), Text(_printable(note)))
 
 
 def _add_stages(rows: _Rows, total: LoaderStatistics, recent: LoaderStatistics) -> None:
     """Adds the stages on which the most time was spent, most first."""
-    stages = sorted(total.stage_seconds.items(), key=lambda row: -row[1])[:_MANY_STAGES]
+    shown = (row for row in total.stage_seconds.items() if row[1] >= _SHORT_STAGE_SECONDS)
+    stages = sorted(shown, key=lambda row: -row[1])[:_MANY_STAGES]
     busy = {name: recent.stage_seconds.get(name, 0.0) / (recent.elapsed_seconds or 1.0) for name, _ in stages}
     most = max(1.0, *busy.values()) if busy else 1.0
     for name, seconds in stages:
         waits = name.startswith(_WAITS)
         label = f"waiting for {name.removeprefix(_WAITS)}" if waits else f"in {name}"
         note = _seconds(seconds)
-        if not waits and seconds > 0:
-            note += f", computing {total.cpu_seconds.get(name, 0.0) / seconds:.0%}"
+        if not waits and name in total.cpu_seconds:  # a decoder's own threads are not measured
+            note += f", computing {total.cpu_seconds[name] / seconds:.0%}"
         rows.add(label, f"{busy[name]:.2f}", note, share=busy[name] / most, color="magenta")
-    if total.core_wait_seconds >= 0.05:
+    if total.core_wait_seconds >= _SHORT_STAGE_SECONDS:
         waited = recent.core_wait_seconds / (recent.elapsed_seconds or 1.0)
         rows.add("waiting for a core", f"{waited:.2f}", _seconds(total.core_wait_seconds))
 
@@ -346,6 +353,11 @@ def _stages(statistics: LoaderStatistics, what: str) -> str:
 
 def _bar(share: float, color: str, width: int) -> Any:
     return ProgressBar(total=1.0, completed=min(1.0, share), width=width, complete_style=color, finished_style=color)
+
+
+def _printable(text: str) -> str:
+    """Returns a text whose control characters cannot change the terminal: keys and reasons come from the data."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _seconds(seconds: float | None) -> str:

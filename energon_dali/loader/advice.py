@@ -38,6 +38,10 @@ _IDLE = 0.25
 """Share of the workers' time in which the rank has no room from which on they wait for one of them, or for the rank."""
 _LARGE = 0.5
 """Share of the work from which on one stage is the cause."""
+_SMALLER_MEDIA = (
+    "Store images in the size that the model sees, resize inside the decoder (operations=[Resize(...)]), and choose "
+    "fewer frames of videos"
+)
 _SLEEPS = 0.5
 """Share of a stage's time without the processor from which on it sleeps or waits."""
 _ALL_CORES = 0.85
@@ -56,6 +60,8 @@ class Work:
     """Share of the time of all workers that they waited until the rank had room for more."""
     rank_waits: float
     """Share of the time that the rank waited for workers."""
+    decoder_waits: float
+    """Share of the time that the rank waited for a decoder that works next to it."""
     wanted_cores: float
     """How many cores they kept busy, or waited for because others kept them busy, on average."""
 
@@ -68,7 +74,6 @@ class Work:
             num_workers: Worker processes meanwhile.
         """
         elapsed = max(statistics.elapsed_seconds, 1e-9)
-        running = max(elapsed - statistics.starting_seconds, 1e-9)
         found = {name: time for name, time in statistics.stage_seconds.items() if name not in _WAITS and time > 0}
         cpu = {name: min(found[name], statistics.cpu_seconds.get(name, 0.0)) for name in found}
         # Who computes is who waits for a core.
@@ -82,8 +87,10 @@ class Work:
         return cls(
             seconds,
             cpu,
-            statistics.stage_seconds.get("wait for trainer", 0.0) / (running * max(1, num_workers)),
-            statistics.stage_seconds.get("wait for workers", 0.0) / running,
+            # At most 1 also where the number of workers was changed meanwhile.
+            min(1.0, statistics.stage_seconds.get("wait for trainer", 0.0) / (elapsed * max(1, num_workers))),
+            statistics.stage_seconds.get("wait for workers", 0.0) / elapsed,
+            statistics.stage_seconds.get("wait for decode", 0.0) / elapsed,
             (sum(statistics.cpu_seconds.values()) + statistics.core_wait_seconds) / elapsed,
         )
 
@@ -124,6 +131,7 @@ def diagnose(
     cores: int | None = None,
     memory: MemoryLeft | None = None,
     trains: bool = True,
+    tried_more: bool = False,
 ) -> Diagnosis:
     """Returns what limits a loader.
 
@@ -133,6 +141,7 @@ def diagnose(
         cores: Cores that it may use; None is the share of a rank.
         memory: What is left; None if that is not known.
         trains: Whether somebody trains between the batches; False where they are taken at once, as `bench` does.
+        tried_more: Whether more workers were measured, and were not faster.
     """
     cores = cores_per_rank() if cores is None else cores
     blocked = statistics.blocked_share
@@ -150,33 +159,54 @@ def diagnose(
         if trains and blocked < _LARGE:
             finding = f"The trainer takes most of the time: it waits {blocked:.0%} of it, and the workers wait for it."
             return Diagnosis("trainer", "", finding, "A faster loader would change little.", more_workers=False)
-        return _of_uneven(work)
-    return _of_stages(work, statistics, num_workers, cores)
+        return _of_uneven(work, statistics, num_workers)
+    return _of_stages(work, statistics, num_workers, cores, tried_more=tried_more)
 
 
-def _of_uneven(work: Work) -> Diagnosis:
+def _of_uneven(work: Work, statistics: LoaderStatistics, num_workers: int) -> Diagnosis:
     """Returns the diagnosis of a loader most of whose workers wait for room."""
     idle = f"{work.idle_share:.0%} of the workers' time passes because the rank has no room for more"
     if work.rank_waits > _LARGE:
         remedy = (
             "The streams take turns, so the slowest decides: look for long samples in some shards, a slow disk, or a "
-            "hook that is slow in one process. The trace shows which."
+            "hook that is slow in one process. A trace shows what it does."
         )
+        slow = _slowest_worker(statistics.idle_seconds, num_workers)
         return Diagnosis(
-            "slow worker", "", f"One worker is slower than the others: {idle}, and the rank waits.", remedy, False
+            "slow worker", "", f"{slow} is slower than the others: {idle}, and the rank waits.", remedy, False
         )
+    if work.decoder_waits > _LARGE:
+        return _of_decoding_in_rank(f"the rank waits {work.decoder_waits:.0%} of the time for its decoder")
     remedy = "Move hooks to the workers (preencode_sample, or SampleDecoder), or use decode_process=True."
     return Diagnosis("rank", "", f"The rank's own process is the limit: {idle}.", remedy, more_workers=False)
 
 
-def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores: int) -> Diagnosis:
+def _slowest_worker(idle_seconds: dict[str, float], num_workers: int) -> str:
+    """Returns the worker that hardly waited for room while the others did; "One worker" if it is not clear which."""
+    running = {name: idle_seconds.get(name, 0.0) for name in (f"worker {number}" for number in range(num_workers))}
+    first, second, *_ = sorted(running, key=lambda name: running[name])
+    return first.capitalize() if running[first] < _LARGE * running[second] else "One worker"
+
+
+def _of_decoding_in_rank(finding: str) -> Diagnosis:
+    """Returns the diagnosis of a loader that waits for the decoder of its rank, whose threads are not measured."""
+    remedy = (
+        f"{_SMALLER_MEDIA}. The rank decodes alone, so more workers do not help; a GPU may, and so may decoding in the "
+        "workers (SampleDecoder)."
+    )
+    return Diagnosis("decoding", "decode", f"Decoding takes most of it: {finding}.", remedy, more_workers=False)
+
+
+def _of_stages(
+    work: Work, statistics: LoaderStatistics, num_workers: int, cores: int, *, tried_more: bool
+) -> Diagnosis:
     """Returns the diagnosis by the stage that takes most."""
     stage = max(work.seconds, key=lambda name: work.seconds[name])
     share = work.seconds[stage] / work.total_seconds
     sleeps = work.sleeping_share(stage) > _SLEEPS
     is_full = work.wanted_cores > _ALL_CORES * cores
-    more = _more_workers(num_workers, is_full=is_full and not sleeps)
-    can_grow = not is_full or sleeps
+    more = _more_workers(num_workers, is_full=is_full and not sleeps, tried_more=tried_more)
+    can_grow = (not is_full or sleeps) and not tried_more
     if stage == "start":
         return Diagnosis("start", stage, f"Starting takes {share:.0%} of the time so far.", "", more_workers=False)
     if stage == _READ and sleeps:
@@ -187,11 +217,10 @@ def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores
             f"let more be requested at once (read_ahead_bytes, requests_in_flight; {more})."
         )
         return Diagnosis("storage", stage, finding, remedy, can_grow)
+    if stage == "decode" and stage not in statistics.cpu_seconds:
+        return _of_decoding_in_rank(f"{share:.0%} of the work")
     if stage == "decode":
-        remedy = (
-            "Store images in the size that the model sees, resize inside the decoder (operations=[Resize(...)]), and "
-            f"choose fewer frames of videos; {more}."
-        )
+        remedy = f"{_SMALLER_MEDIA}; {more}."
         return Diagnosis("decoding", stage, f"Decoding takes most of it: {share:.0%} of the work.", remedy, can_grow)
     if stage in statistics.hooks:
         if sleeps:
@@ -199,7 +228,12 @@ def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores
                 f"Your hook {stage} takes most of it: {share:.0%} of the work, and it sleeps or waits for something "
                 f"{work.sleeping_share(stage):.0%} of that time."
             )
-            return Diagnosis("sleeping hook", stage, finding, f"It needs no core while it waits: {more}.", True)
+            remedy = f"It needs no core while it waits: {more}."
+            if tried_more:
+                remedy = (
+                    f"{more[:1].upper()}{more[1:]}: what it waits for may be the limit, such as a lock or a server."
+                )
+            return Diagnosis("sleeping hook", stage, finding, remedy, can_grow)
         finding = f"Your hook {stage} takes most of it: {share:.0%} of the work, which it computes."
         remedy = (
             f"Make it faster, move resizing to the decoder's operations, or tokenise when the dataset is made; {more}."
@@ -209,7 +243,9 @@ def _of_stages(work: Work, statistics: LoaderStatistics, num_workers: int, cores
     return Diagnosis("nothing", stage, finding, f"{more[:1].upper()}{more[1:]}.", can_grow)
 
 
-def _more_workers(num_workers: int, *, is_full: bool) -> str:
+def _more_workers(num_workers: int, *, is_full: bool, tried_more: bool) -> str:
     if is_full:
         return "more workers do not help, because all cores are busy"
+    if tried_more:
+        return f"{'more ' if num_workers else ''}workers were tried, and were not faster"
     return "more workers help" if num_workers else "workers (num_workers) help"

@@ -119,6 +119,13 @@ DECLARATIONS: tuple[MetricDeclaration, ...] = (
         "Time in which the threads that run the stages were ready to compute, and no core was free.",
         "seconds",
     ),
+    _counter(
+        "worker_idle",
+        lambda s: {name.removeprefix("worker "): seconds for name, seconds in s.idle_seconds.items()},
+        "Time that each worker waited because the rank had no room for more.",
+        "seconds",
+        "worker",
+    ),
     _counter("samples_read", "samples.read", "Samples read."),
     _counter("read", "bytes.read", "Bytes of the parts that were read.", "bytes"),
     _counter(

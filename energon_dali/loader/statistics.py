@@ -49,6 +49,8 @@ class LoaderStatistics:
     """Names of the stages that are hooks of the user's."""
     core_wait_seconds: float = 0.0
     """Time in which the threads that run the stages were ready to compute, and no core was free."""
+    idle_seconds: dict[str, float] = field(default_factory=dict)
+    """How long each worker waited because the rank had no room for more, such as {"worker 0": 3.2}."""
     routes: dict[str, int] = field(default_factory=dict)
     """Media parts per decode route."""
     block_bytes: int = 0
@@ -95,6 +97,7 @@ class LoaderStatistics:
             cpu_seconds=record["cpu_seconds"],
             hooks=record["hooks"],
             core_wait_seconds=record["core_wait_seconds"],
+            idle_seconds=record["idle_seconds"],
             routes=_take_by_prefix(counts, "route."),
             retries=_take_by_prefix(counts, "retries."),
             block_bytes=counts.pop("blocks.bytes", 0),
@@ -149,6 +152,7 @@ class LoaderStatistics:
             stage_seconds=_less(self.stage_seconds, earlier.stage_seconds),
             cpu_seconds=_less(self.cpu_seconds, earlier.cpu_seconds),
             core_wait_seconds=self.core_wait_seconds - earlier.core_wait_seconds,
+            idle_seconds=_less(self.idle_seconds, earlier.idle_seconds),
             routes=_less(self.routes, earlier.routes),
             block_bytes=self.block_bytes - earlier.block_bytes,
             blend=take_shares(drawn),
@@ -179,7 +183,8 @@ class LoaderStatistics:
         if self.waiting_seconds:
             rows.append(("waiting now", f"{self.waiting_seconds:.1f} s for a batch: {self.waiting_for}"))
         for name, seconds in sorted(self.stage_seconds.items()):
-            rows.append((f"time in {name}", f"{seconds:.3f} s, computing {self.cpu_seconds.get(name, 0.0):.3f} s"))
+            computing = f", computing {self.cpu_seconds[name]:.3f} s" if name in self.cpu_seconds else ""
+            rows.append((f"time in {name}", f"{seconds:.3f} s{computing}"))
         rows.append(("waiting for a core", f"{self.core_wait_seconds:.3f} s"))
         rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))

@@ -10,6 +10,7 @@ _SILENT_SECONDS = 1.5
 """How long a working process may report nothing: it reports four times per second."""
 
 _DOES = {
+    "": "begins to work",
     "start": "is starting",
     "read": "waits for storage",
     "load": "loads",
@@ -20,8 +21,8 @@ _DOES = {
     "wait for trainer": "begins to work",
     "wait for reader": "waits for the rank that reads its batches",
 }
-"""What a process does in the stages that are not hooks."""
-_WITHOUT_OBJECT = ("start", "rank", "worker", "wait for decode", "wait for trainer", "wait for reader")
+"""What a process does in the stages that are not hooks, and between two stages."""
+_WITHOUT_OBJECT = ("", "start", "rank", "worker", "wait for decode", "wait for trainer", "wait for reader")
 
 
 def describe_wait(metrics: Metrics) -> str:
@@ -35,7 +36,7 @@ def describe_wait(metrics: Metrics) -> str:
     decoding = others.get("decode process")
     if decoding is not None:
         return _describe(decoding, "the decode process", others)
-    if not own.stage:
+    if not own.stage and not own.seconds.get("rank"):
         return "the loader is starting"
     return _describe(own, "the rank", others)
 
@@ -49,7 +50,10 @@ def _describe(report: WorkReport, name: str, others: dict[str, WorkReport]) -> s
         return f"{worker} is starting"
     if report.stage == "start" or silent < _SILENT_SECONDS:
         return f"{name} {_doing(report)}"
-    return f"{name} has not reported for {silent:.0f} s: a call holds the interpreter lock; before, it {_doing(report)}"
+    return (
+        f"{name} has not reported for {silent:.0f} s: a call holds the interpreter lock; its last report was that it "
+        f"{_doing(report)}"
+    )
 
 
 def _doing(report: WorkReport) -> str:

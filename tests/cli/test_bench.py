@@ -164,6 +164,28 @@ def test_the_advice_names_what_takes_the_time() -> None:
     assert "Without workers it is fastest" in "\n".join(advise(stages, [LoaderRate(Setting(0), 90, 1.0, 0.1), fast]))
 
 
+@pytest.mark.parametrize("stage", ["decode", "encode_sample"])
+@pytest.mark.parametrize("cpu", [0.0, 9.0])
+def test_the_advice_does_not_contradict_the_measurements(stage: str, cpu: float) -> None:
+    did = LoaderStatistics(
+        batches=2,
+        elapsed_seconds=10.0,
+        blocked_seconds=10.0,
+        first_batch_seconds=0.0,
+        stage_seconds={stage: 9.0, "read": 0.04},
+        cpu_seconds={stage: cpu},
+        hooks=["encode_sample"],
+    )
+    alone = LoaderRate(Setting(0), 300, 10.0, 0.1, dict(did.stage_seconds), statistics=did)
+    told = "\n".join(advise([], [alone, LoaderRate(Setting(2), 290, 10.0, 0.1)]))
+    assert "orkers were tried, and were not faster" in told
+    assert "help" not in told
+    assert "Without workers it is fastest" not in told, "a difference of 3 % is none"
+    assert "read 0.0 s" not in told
+    told = "\n".join(advise([], [alone, LoaderRate(Setting(2), 0, 0.0, 0.0, problem="it failed")]))
+    assert "workers (num_workers) help" in told
+
+
 def test_cpu_time_of_threads_and_children_is_counted() -> None:
     meter = CpuMeter()
     end = time.process_time() + 0.02

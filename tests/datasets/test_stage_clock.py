@@ -12,6 +12,7 @@ import pytest
 
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.stage_clock import Work, describe_subject
+from energon_dali.samples.base import SourceInfo
 from tests.running_time import wait_until
 
 
@@ -153,6 +154,10 @@ class Hostile:
         raise RuntimeError("no key")
 
 
+def parts(*names: str) -> SourceInfo:
+    return SourceInfo(dataset_path="/data/captions", index=1, shard_name="a.tar", file_names=names)
+
+
 @pytest.mark.parametrize(
     ("subject", "text"),
     [
@@ -160,6 +165,10 @@ class Hostile:
         ("1", "1"),
         ([{"__key__": "a"}, {"__key__": "b"}], "a, b"),
         (SimpleNamespace(__key__="k1", __sources__=[SimpleNamespace(dataset_path="/data/captions/")]), "captions/k1"),
+        (parts("000016.jpg", "000016.json"), "captions/000016"),
+        (parts("000016.jpg"), "captions/000016.jpg"),
+        (parts("k.seg1.jpg", "k.seg2.jpg"), "captions/k"),
+        (parts("a.jpg", "b.jpg"), "captions"),
         ("captions".upper, ""),  # only methods of Python's classes are called
         (Hostile(), ""),
         ({"__key__": "k" * 1000}, "k" * 200),

@@ -39,6 +39,7 @@ def everything() -> LoaderStatistics:
         stage_seconds={"read": 1.5, "load": 4.0, "encode_sample": 6.5, "rank": 3.0},
         cpu_seconds={"read": 0.5, "load": 3.5, "encode_sample": 6.0, "rank": 2.0},
         core_wait_seconds=0.75,
+        idle_seconds={"worker 0": 1.25, "worker 1": 0.5},
         routes={"pil": 900, "dali-cpu": 97},
         block_bytes=4_000_000,
         blend={

@@ -51,6 +51,43 @@ def test_the_panel_shows_what_the_statistics_say() -> None:
     assert "at all" not in text
 
 
+def test_text_of_the_data_cannot_change_the_terminal() -> None:
+    loader = numbers_loader()
+    hostile = "\x1b[2Jgone\r\x07"
+    failure = {"stage": hostile, "reason": f"ValueError: {hostile}", "shard": hostile, "key": hostile}
+    statistics = replace(
+        everything(),
+        stage_seconds={hostile: 9.0},
+        blend={hostile: {"samples": 1, "share": 1.0}},
+        routes={hostile: 3},
+        retries={hostile: 3},
+        failures=[failure],
+        waiting_seconds=9.0,
+        waiting_for=f"the rank is in {hostile}",
+    )
+    loader.stats = lambda: statistics
+    text = drawn(LoaderPanel({hostile: loader})) + "".join(LoaderPanel({hostile: loader}).lines())
+    assert "[2Jgone" in text
+    assert not set("\x1b\r\x07") & set(text)
+
+
+def test_stages_that_took_next_to_nothing_are_left_out() -> None:
+    loader = numbers_loader()
+    statistics = replace(everything(), stage_seconds={"read": 0.04, "decode": 1.0}, cpu_seconds={"read": 0.04})
+    loader.stats = lambda: statistics
+    text = drawn(LoaderPanel(loader))
+    assert "in read" not in text
+    assert "1.0 s, computing" not in text, "the processor time of the decoder's threads is not known"
+
+
+def test_the_line_and_its_advice_are_sentences() -> None:
+    loader = numbers_loader()
+    statistics = replace(everything(), blocked_seconds=9.0, hooks=["encode_sample"])
+    loader.stats = lambda: statistics
+    (line,) = LoaderPanel(loader).lines()
+    assert "3 failed. " in line
+
+
 def test_rates_are_those_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("energon_dali.integrations.loader_panel.time.monotonic", lambda: now)

@@ -100,6 +100,42 @@ def test_workers_that_wait_for_the_rank_are_not_slow() -> None:
     assert diagnose(statistics(waits, {}), num_workers=2, cores=4).cause == "slow worker"
 
 
+def test_waits_while_a_loader_starts_are_shares_of_the_whole_time() -> None:
+    """64 workers that are ready wait for the last one to start: once the advice said "279% of the workers' time"."""
+    waits = {"wait for trainer": 64 * 4.0, "wait for workers": 5.0, "decode": 6.0}
+    found = statistics(waits, {}, elapsed_seconds=6.0, starting_seconds=4.9)
+    work = Work.of(found, 64)
+    assert (work.idle_share, work.rank_waits) == (pytest.approx(4 / 6), pytest.approx(5 / 6))
+    assert Work.of(found, 2).idle_share == 1, "there were more workers before"
+
+
+@pytest.mark.parametrize(
+    ("idle", "name"),
+    [
+        ({"worker 0": 0.2, "worker 1": 8.0, "worker 2": 7.0}, "Worker 0 is slower than the others"),
+        ({"worker 0": 8.0, "worker 1": 8.0, "worker 3": 9.0}, "Worker 2 is slower than the others"),  # 3 has ended
+        ({"worker 0": 5.0, "worker 1": 5.2, "worker 2": 5.3}, "One worker is slower than the others"),
+        ({}, "One worker is slower than the others"),
+    ],
+)
+def test_the_slow_worker_has_a_name(idle: dict[str, float], name: str) -> None:
+    waits = {"wait for trainer": 15.0, "wait for workers": 9.5, "encode_sample": 10.0}
+    found = diagnose(statistics(waits, {}, idle_seconds=idle), num_workers=3, cores=4)
+    assert found.cause == "slow worker"
+    assert found.finding.startswith(name)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("idle", [0.0, 18.0])
+def test_a_decoder_of_the_rank_does_not_sleep(num_workers: int, idle: float) -> None:
+    """It computes in threads of its own, which are not measured."""
+    waits = {"decode": 9.0, "wait for decode": 8.5, "load": 1.0, "rank": 0.5, "wait for trainer": idle}
+    found = diagnose(statistics(waits, {"load": 1.0, "rank": 0.5}), num_workers=num_workers, cores=2)
+    assert (found.cause, found.stage, found.more_workers) == ("decoding", "decode", False)
+    assert "sleep" not in str(found)
+    assert "more workers do not help" in str(found)
+
+
 def test_without_measurements_nothing_is_said() -> None:
     assert diagnose(statistics({}, {}), num_workers=0, cores=2).cause == "nothing"
 

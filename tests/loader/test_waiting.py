@@ -135,8 +135,8 @@ class Reports:
         (
             ("wait for workers", "0"),
             {"worker 0": ("encode_sample", "a/k1", 12.2)},
-            "worker 0 has not reported for 12 s: a call holds the interpreter lock; before, it is in encode_sample of "
-            "a/k1",
+            "worker 0 has not reported for 12 s: a call holds the interpreter lock; its last report was that it is in "
+            "encode_sample of a/k1",
         ),
         (
             ("", ""),
@@ -144,6 +144,8 @@ class Reports:
             "worker 0 waits for storage (a)",
         ),
         (("", ""), {"decode process": ("batch", "a/k1", 0)}, "the decode process is in batch of a/k1"),
+        (("", ""), {"decode process": ("", "", 0)}, "the decode process begins to work"),
+        (("wait for workers", "1"), {"worker 1": ("", "", 0)}, "worker 1 begins to work"),
     ],
 )
 def test_what_is_waited_for_is_said_in_words(

@@ -119,6 +119,7 @@ class DecodeServer(BlockServer):
         super().__init__(channel, spare_arenas, metrics, WorkReporter(board, task.board_region, metrics))
         self._board = board
         self._task = task
+        self._working = metrics.clock("rank")
         self._device_arenas = DeviceArenaStore(spare_arenas)
         self._pipeline: RankPipeline | None = None
         self._states = StateSender()
@@ -139,7 +140,11 @@ class DecodeServer(BlockServer):
             self.reporter.start()
             while self._receive_credits(wait=not self._room or self._ended):
                 if self._room and not self._ended:
-                    self._produce()
+                    outer = self._working.begin()  # copying a batch as well as making it
+                    try:
+                        self._produce()
+                    finally:
+                        self._working.end(outer)
             self.reporter.write()
             self._channel.send(encode(FinalStats(self.metrics.drain())))
         finally:
@@ -332,6 +337,7 @@ class DecodeProcess(ProcessGroup):
                 self._receive_final_stats()
             self._process.views.drop_all()
             self._end()
+            self._metrics.note_end_of(self._board)
 
     def _receive_final_stats(self) -> None:
         """Asks for the last statistics and waits a moment for them; batches that arrive before them are dropped."""

@@ -300,3 +300,4 @@ class ProcessGroup(ABC):
         with interrupts_deferred():
             self._end()
             self._board.close_file()
+            self._metrics.note_end_of(self._board)
