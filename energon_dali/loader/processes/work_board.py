@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import struct
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING
 
 from energon_dali.datasets.metrics import WorkReport
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
 
 _REGION_BYTES = 16 * 1024
-_HEAD = struct.Struct("<QQ")
-"""A number that is odd while the region is being written, and the length of the report after it."""
+_HEAD_WORDS, _WORD_BYTES = 3, 8
+"""A region begins with a number that is odd while it is being written, and the length and checksum of its report."""
+_HEAD_BYTES = _HEAD_WORDS * _WORD_BYTES
 _MOST_TRIES = 50
 _WRITE_SECONDS = 0.25
 """How often a process reports while it works."""
@@ -45,6 +46,9 @@ class WorkBoard:
             else:
                 self._file = io.FileIO(descriptor, "r+")
             self._memory = memoryview(map_memory(self._file.fileno(), size)).cast("B")
+        # Assigning an item writes all of its bytes at once. `struct` writes them one after the other, so that a number
+        # may be read half written.
+        self._words = self._memory.cast("Q")
 
     @classmethod
     def of_descriptor(cls, descriptor: int) -> WorkBoard:
@@ -62,25 +66,27 @@ class WorkBoard:
     def write(self, process: int, report: WorkReport) -> None:
         """Writes the report of a process into its region, in one thread at a time."""
         data = json.dumps(report).encode()
-        start = process * _REGION_BYTES
-        if process >= self._num_processes or len(data) > _REGION_BYTES - _HEAD.size:
+        if process >= self._num_processes or len(data) > _REGION_BYTES - _HEAD_BYTES:
             return
-        number, _ = _HEAD.unpack_from(self._memory, start)
-        number |= 1  # odd already if a process was killed while it wrote
-        _HEAD.pack_into(self._memory, start, number, 0)
-        self._memory[start + _HEAD.size : start + _HEAD.size + len(data)] = data
-        _HEAD.pack_into(self._memory, start, number + 1, len(data))
+        start = process * _REGION_BYTES
+        head = start // _WORD_BYTES
+        number = self._words[head] | 1  # odd already if a process was killed while it wrote
+        self._words[head] = number
+        self._words[head + 1], self._words[head + 2] = len(data), zlib.crc32(data)
+        self._memory[start + _HEAD_BYTES : start + _HEAD_BYTES + len(data)] = data
+        self._words[head] = number + 1
 
     def read(self, process: int) -> WorkReport | None:
         """Returns the last report of a process; None if there is none, or it was killed while it wrote one."""
         start = process * _REGION_BYTES
+        head = start // _WORD_BYTES
         for _ in range(_MOST_TRIES):
-            before = bytes(self._memory[start : start + _HEAD.size])
-            number, length = _HEAD.unpack(before)
+            number, length, checksum = self._words[head : head + _HEAD_WORDS]
             if number == 0:
                 return None
-            data = bytes(self._memory[start + _HEAD.size : start + _HEAD.size + length])
-            if number % 2 == 0 and before == self._memory[start : start + _HEAD.size]:
+            data = bytes(self._memory[start + _HEAD_BYTES : start + _HEAD_BYTES + length])
+            # Processors other than x86 may show writes in another order: hence the checksum.
+            if number % 2 == 0 and number == self._words[head] and checksum == zlib.crc32(data):
                 return WorkReport(*json.loads(data))
             time.sleep(0)
         return None
