@@ -26,6 +26,7 @@ from energon_dali.datasets.stream import State
 from energon_dali.datasets.torch_workers import refuse_indexing, refuse_resharding, refuse_worker_process
 from energon_dali.decode.dali.runtime.device import refuse_capture
 from energon_dali.errors import ConfigError
+from energon_dali.loader.advice import diagnose
 from energon_dali.loader.agreement import compare_ranks
 from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
@@ -38,7 +39,7 @@ from energon_dali.loader.rank_pipeline import cut_tree, has_workers, prepare_sta
 from energon_dali.loader.source_losses import SourceLosses
 from energon_dali.loader.statistics import LoaderStatistics, planned_shares
 from energon_dali.loader.step_times import StepClock, StepTimes
-from energon_dali.loader.trace_file import flush_trace, open_metrics
+from energon_dali.loader.trace_file import end_trace, open_metrics
 from energon_dali.loader.waiting import describe_wait
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.documents.state_entries import plain
@@ -305,7 +306,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         """Ends workers and threads; may be called again. A later iteration continues after the last batch."""
         if self._stop():
             self._reporter.report(is_end=True)
-            flush_trace(self._metrics)
+            end_trace(self._metrics, lambda: diagnose(self.stats(), num_workers=self.worker_config.num_workers))
 
     def _stop(self) -> bool:
         """Ends workers and threads, if there are any; returns whether there were."""

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from energon_dali.loader.watchdog import TrainerClock
 from energon_dali.shards.storage.atomic_file import write_failure
 
 if TYPE_CHECKING:
+    from energon_dali.loader.advice import Diagnosis
     from energon_dali.worker_config import WorkerConfig
 
 _LOG = logging.getLogger("energon_dali.loader")
@@ -252,7 +254,15 @@ def open_metrics(config: WorkerConfig) -> tuple[Metrics, TrainerClock]:
     return metrics, TracedClock(metrics, "trainer" if file.num_loaders == 1 else f"trainer, loader {file.num_loaders}")
 
 
-def flush_trace(metrics: Metrics) -> None:
-    """Writes what the trace of a loader still holds in memory."""
+def end_trace(metrics: Metrics, diagnosed: Callable[[], Diagnosis]) -> None:
+    """Notes in the trace of a loader, if there is one, what limited it, and writes what is still in memory.
+
+    Args:
+        metrics: Those of the loader.
+        diagnosed: Returns what limited it.
+    """
     if isinstance(metrics, TracedMetrics) and isinstance(owner := getattr(metrics.sink, "__self__", None), TraceFile):
+        found = diagnosed()
+        arguments = {"finding": found.finding, "remedy": found.remedy}
+        metrics.note("advice", "i", f"limit: {found.cause}", time.perf_counter(), arguments=arguments)
         owner.flush()

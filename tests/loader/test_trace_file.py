@@ -27,6 +27,7 @@ from energon_dali import (
 from energon_dali.datasets import trace
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.trace import TracedMetrics
+from energon_dali.loader.advice import diagnose
 from energon_dali.loader.trace_file import TraceFile
 from tests.forking import fork
 from tests.loader.dataset_folder import captioning_dataset
@@ -154,6 +155,10 @@ def test_every_batch_and_wait_of_workers_is_in_the_trace(folder: Path, tmp_path:
     assert (
         instants["dropped samples"] == statistics.counts["samples.skipped"] + statistics.counts["samples.failed"] == 2
     )
+    (advice,) = (event for event in events if event.get("cat") == "advice")
+    found = diagnose(statistics, num_workers=2)
+    assert advice["name"] == f"limit: {found.cause}"
+    assert advice["args"] == {"finding": found.finding, "remedy": found.remedy}
     pids = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert sorted(pids.values()) == ["rank 0: trainer", "rank 0: worker 0", "rank 0: worker 1"]
     seconds = own_times(events, set(statistics.stage_seconds))
