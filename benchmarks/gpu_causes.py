@@ -71,7 +71,7 @@ def _from_doctor(work: dict[str, Any], doctor: dict[str, Any]) -> Iterator[Cause
         wanted += names["kernels"]
     for check in doctor.get("checks", ()):
         if check["name"] in wanted and check["state"] != "ok":
-            # A GPU without a JPEG engine is no fault.
+            # A GPU without a JPEG engine is not a fault.
             weight = 0.6 if check["name"] == "hardware JPEG engine" else 1.0
             yield Cause(
                 weight,

@@ -50,7 +50,7 @@ def _busy(device: Device) -> Workload:
             ours(f"{form}, {neighbour}", decoder="dali", workers=READERS, trainer=trainer, **options)
             for trainer, neighbour in (("thread", THREAD), ("process", PROCESS))
         ]
-    apart, beside = f"{APART}, {THREAD}", f"{BLOCK}, {THREAD}"
+    apart, in_process = f"{APART}, {THREAD}", f"{BLOCK}, {THREAD}"
     on_gpu = device == "gpu"
     return Workload(
         name="busy-trainer",
@@ -68,7 +68,7 @@ def _busy(device: Device) -> Workload:
         bars=(
             Bar(of=apart, to=CEILING, at_least=0.85 if on_gpu else None),
             Bar(of=apart, to=f"{APART}, {PROCESS}", at_least=0.9 if on_gpu else None),
-            Bar(of=beside, to=CEILING),
-            Bar(of=apart, to=beside),
+            Bar(of=in_process, to=CEILING),
+            Bar(of=apart, to=in_process),
         ),
     )

@@ -68,7 +68,7 @@ def meet(task: Task) -> None:
 
 def _start(task: Task, rank: int, gpus: list[str], meeting: str) -> subprocess.Popen[str]:
     options = {name: value for name, value in task.options.items() if name != "inner"}
-    told = dataclasses.replace(
+    task = dataclasses.replace(
         task,
         program=str(task.options["inner"]),
         action=task.action if rank == 0 else "time",  # one of them is checked
@@ -79,7 +79,7 @@ def _start(task: Task, rank: int, gpus: list[str], meeting: str) -> subprocess.P
     if gpus[rank]:
         variables["CUDA_VISIBLE_DEVICES"] = gpus[rank]
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.candidates", told.to_json()],
+        [sys.executable, "-m", "benchmarks.candidates", task.to_json()],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         text=True,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from energon_dali.datasets.row_sources import RawReader
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.join.joined_reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.slices import Slices, filter_slices
 from energon_dali.shards import JsonlReader, ShardReader
-from energon_dali.shards.sample_keys import find_all_samples
+from energon_dali.shards.sample_keys import find_all_samples, is_among
 from energon_dali.shards.subset_file import read_subset_file
 
 
@@ -41,13 +37,4 @@ def filter_by_keys(ranges: Slices, reader: RawReader, reference: SourceReference
         numbers = reader.rows_of(find_all_samples(reader.readers[0].folder, names, path.url))
     else:
         raise ConfigError(f"{reference.path} has no keys to choose samples by. Leave `keys` out of its subset.")
-    return filter_slices(ranges, reader.shard_starts, lambda wanted: _among(wanted, numbers))
-
-
-def _among(wanted: Int64Array, numbers: Int64Array) -> npt.NDArray[np.bool_]:
-    """Returns bool[n]: which of some numbers are among others, which are ascending."""
-    if not len(numbers):
-        return np.zeros(len(wanted), bool)
-    at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-    found: npt.NDArray[np.bool_] = numbers[at] == wanted
-    return found
+    return filter_slices(ranges, reader.shard_starts, lambda wanted: is_among(wanted, numbers))

@@ -202,7 +202,7 @@ class Work:
 
 
 def _scheduled(thread: int) -> tuple[float, float]:
-    """Returns how long a thread of this process computed, and how long it waited for a core; 0 if nobody knows."""
+    """Returns how long a thread of this process computed, and how long it waited for a core; 0 if that is unknown."""
     if thread:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/self/task/{thread}/schedstat") as file:
             computed, waited = file.read().split()[:2]

@@ -25,7 +25,7 @@ Cause = Literal[
     "computing hook",
     "rank",
 ]
-"""What limits a loader. "rank" is work of the rank's process, and "nothing" stands for none of the others."""
+"""What limits a loader. "rank" is work of the rank's process, and "nothing" means none of the others."""
 
 _WAITS = frozenset({"wait for trainer", "wait for workers", "wait for decode", "wait for reader"})
 """Stages in which a thread waits for another part of the loader."""

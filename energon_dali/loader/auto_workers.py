@@ -184,7 +184,7 @@ class AutoWorkers:
         if memory is not None and memory.is_short:
             return f"only {memory.available_bytes / 2**30:.1f} GiB of memory are left for more workers", "memory"
         cores = cores_per_rank()
-        # What is there wants so many cores, and would do so in proportion.
+        # More workers want more cores in proportion to those that the present ones keep busy.
         wanted = Work.of(statistics, self.current).wanted_cores
         if number > cores and wanted * number / self.current > _CORES * cores:
             return f"{number} workers would need more than {cores} cores: {self.current} want {wanted:.1f}", "cores"

@@ -141,7 +141,7 @@ def _keys_path(value: Any) -> StoragePath:
     """Returns the path of a file of keys.
 
     Raises:
-        ConfigError: It is no path, or has another ending than such files have.
+        ConfigError: It is not a path, or has another ending than such files have.
     """
     try:
         return check_subset_path(StoragePath.of(value))

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.rng import Int64Array
@@ -108,6 +109,20 @@ def find_all_samples(data: KeyedData, names: Sequence[SampleName], origin: str) 
             "the file of this dataset."
         )
     return found.numbers
+
+
+def is_among(numbers: Int64Array, found: Int64Array) -> npt.NDArray[np.bool_]:
+    """Returns bool[n]: which of some numbers are among others.
+
+    Args:
+        numbers: int64[n]: the numbers, in any order.
+        found: int64[m]: the others, ascending.
+    """
+    if not len(found):
+        return np.zeros(len(numbers), bool)
+    at = np.minimum(np.searchsorted(found, numbers), len(found) - 1)
+    among: npt.NDArray[np.bool_] = found[at] == numbers
+    return among
 
 
 def _and_more(number: int) -> str:

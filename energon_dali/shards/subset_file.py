@@ -85,8 +85,8 @@ def parse_subset(content: bytes, name: str) -> list[SampleName]:
     num_lines = content.count(b"\n") + 1
     if num_lines > MAX_SUBSET_SAMPLES:
         raise DatasetFormatError(
-            f"{name} has {num_lines:,} lines, and may have {MAX_SUBSET_SAMPLES:,}. Choose so many samples by a "
-            "condition on measures, or as a split part."
+            f"{name} has {num_lines:,} lines, and may have {MAX_SUBSET_SAMPLES:,}. Choose that many samples by "
+            "a condition on measures, or as a split part."
         )
     found: dict[SampleName, None] = {}
     lines = content.removeprefix(_BYTE_ORDER_MARK.encode()).split(b"\n")
@@ -95,7 +95,7 @@ def parse_subset(content: bytes, name: str) -> list[SampleName]:
         if not line.strip():
             continue
         if len(line) > MAX_KEY_BYTES:
-            raise DatasetFormatError(f"{name}:{number}: the line has {len(line):,} bytes, which is no key. {_FORM}")
+            raise DatasetFormatError(f"{name}:{number}: the line has {len(line):,} bytes, which is not a key. {_FORM}")
         try:
             found[SampleName(line.decode()) if is_text else _parsed(line)] = None
         except ValueError as error:

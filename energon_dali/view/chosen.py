@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from energon_dali.errors import ConfigError, DatasetError, StorageError
 from energon_dali.plan.rng import Int64Array
-from energon_dali.shards.sample_keys import find_samples
+from energon_dali.shards.sample_keys import find_samples, is_among
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import atomic_file
 from energon_dali.shards.subset_file import (
@@ -84,15 +84,6 @@ class ChosenSamples:
     def among(self, numbers: Int64Array) -> npt.NDArray[np.bool_]:
         """Returns bool[n]: which of some samples are chosen."""
         return is_among(numbers, self._numbers)
-
-
-def is_among(numbers: Int64Array, others: Int64Array) -> npt.NDArray[np.bool_]:
-    """Returns bool[n]: which of some numbers are among others, which are ascending."""
-    if not len(others):
-        return np.zeros(len(numbers), bool)
-    at = np.minimum(np.searchsorted(others, numbers), len(others) - 1)
-    found: npt.NDArray[np.bool_] = others[at] == numbers
-    return found
 
 
 def rows_among(rows: Rows, numbers: Int64Array) -> Rows:

@@ -87,7 +87,7 @@ class ShownToken:
     position: int = 0
     """Its position in the row, from 0; of a run, that of the first."""
     count: int = 1
-    """How often it follows itself; above 1, it stands for a whole run."""
+    """How often it follows itself; above 1, it is shown for the whole run."""
 
     @property
     def word(self) -> str:

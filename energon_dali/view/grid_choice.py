@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError, StorageError
+from energon_dali.shards.sample_keys import is_among
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.chosen import is_among
 from energon_dali.view.query import GridQuery, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.sort_keys import SortKey

@@ -87,7 +87,7 @@ class ChartColumn:
     last: int
     """The last one."""
     step: int
-    """The one that the column leads to: where the loss is no number, or else the highest."""
+    """The one that the column leads to: where the loss is not a number, or else the highest."""
     value: float
     """Its loss."""
     mean: float

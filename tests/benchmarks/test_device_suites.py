@@ -254,9 +254,9 @@ def test_numbers_of_ranks_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     numbers = ranks.measure(task)
     assert [where for _, where in started] == ["4 3", "5 3", "7 3"]
-    assert [told.action for told, _ in started] == ["both", "time", "time"]
-    assert {(told.program, told.trains, told.options["ranks"]) for told, _ in started} == {("energon_style", False, 3)}
-    assert len({told.options["meeting"] for told, _ in started}) == 1
+    assert [task.action for task, _ in started] == ["both", "time", "time"]
+    assert {(task.program, task.trains, task.options["ranks"]) for task, _ in started} == {("energon_style", False, 3)}
+    assert len({task.options["meeting"] for task, _ in started}) == 1
     assert numbers == {
         "samples_per_second": 300,
         "cpu_cores": 6,

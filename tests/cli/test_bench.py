@@ -177,13 +177,13 @@ def test_the_advice_does_not_contradict_the_measurements(stage: str, cpu: float)
         hooks=["encode_sample"],
     )
     alone = LoaderRate(Setting(0), 300, 10.0, 0.1, dict(did.stage_seconds), statistics=did)
-    told = "\n".join(advise([], [alone, LoaderRate(Setting(2), 290, 10.0, 0.1)]))
-    assert "orkers were tried, and were not faster" in told
-    assert "help" not in told
-    assert "Without workers it is fastest" not in told, "a difference of 3 % is none"
-    assert "read 0.0 s" not in told
-    told = "\n".join(advise([], [alone, LoaderRate(Setting(2), 0, 0.0, 0.0, problem="it failed")]))
-    assert "workers (num_workers) help" in told
+    text = "\n".join(advise([], [alone, LoaderRate(Setting(2), 290, 10.0, 0.1)]))
+    assert "orkers were tried, and were not faster" in text
+    assert "help" not in text
+    assert "Without workers it is fastest" not in text, "a difference of 3 % is none"
+    assert "read 0.0 s" not in text
+    text = "\n".join(advise([], [alone, LoaderRate(Setting(2), 0, 0.0, 0.0, problem="it failed")]))
+    assert "workers (num_workers) help" in text
 
 
 def test_cpu_time_of_threads_and_children_is_counted() -> None:

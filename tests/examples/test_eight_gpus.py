@@ -131,10 +131,10 @@ def test_the_command_of_the_compose_file_trains_with_two_ranks_on_the_cpu(
     torchrun, *command = command_of_compose()
     assert torchrun == "torchrun"
     replaced = {"8": "2", "/data": str(tmp_path / "captions"), "ddp": strategy}
-    told = [replaced.get(part, part) for part in command]
+    arguments = [replaced.get(part, part) for part in command]
     few = ["--device", "cpu", "--steps", "11", "--batch-size", "4", "--workers", "1"]
     done = subprocess.run(
-        [warm_python, "-m", "torch.distributed.run", *told, *few],
+        [warm_python, "-m", "torch.distributed.run", *arguments, *few],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON_EXEC": warm_python, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

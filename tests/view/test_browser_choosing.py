@@ -238,6 +238,7 @@ def test_buttons_work_without_scripts(window: webdriver.Chrome, server: PageServ
         Select(one(window, "#sort")).select_by_value("-key")
         one(window, ".sort button").click()
         wait(window, lambda w: "sort=-key" in w.current_url)
+        assert one(window, "#sort").get_property("value") == "-key"
     finally:
         window.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.cutting import cut_tiles
-from energon_dali.decode.front_ends.deepseek_vl import take_square
 from energon_dali.decode.front_ends.fixed_size import HALF, square_view
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.internvl import MOST_TILES, closest_grid
@@ -77,7 +76,7 @@ class DeepseekOcr2(FrontEnd):
         return cls(
             **config.take_conversion(HALF, HALF, "bicubic"),
             **fields,
-            side=take_square(config, "size", 1024),
+            side=config.take_square("size", 1024),
             tile_size=config.take_integer("tile_size", 768, most=LARGEST_SIDE),
             background=(int(given[0]), int(given[1]), int(given[2])),
             patch_size=config.outer_integer("patch_size", 16, least=1, most=LARGEST_PATCH),

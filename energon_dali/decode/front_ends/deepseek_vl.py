@@ -67,7 +67,7 @@ class DeepseekVL(ConstantText):
         background = background_color(config, CLIP_MEAN)
         if pads and background is None:
             raise config.error("image_mean is not a colour to pad with: it must be between 0 and 1")
-        side = take_square(config, "size", 384)
+        side = config.take_square("size", 384)
         return cls(
             **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic", rgb=False),
             side=side if config.take_flag("do_resize", True) else None,
@@ -92,18 +92,6 @@ class DeepseekVL(ConstantText):
     def facts(self, images: Sequence[VisionInput]) -> dict[str, Sequence[Any]]:
         require_one_size(images)
         return {}
-
-
-def take_square(config: ProcessorConfig, name: str, default: int) -> int:
-    """Returns the side of a size that must be a square.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    size = config.take_size(name, {"height": default, "width": default}, square=True)
-    if size.keys() != {"height", "width"} or size["height"] != size["width"]:
-        raise config.error(f"{name}={size} is not a square")
-    return size["height"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +128,7 @@ class DeepseekVLHybrid(DeepseekVL):
         if background is None:
             raise config.error("high_res_image_mean is not a colour to pad with: it must be between 0 and 1")
         return made.with_fields(
-            high_res_side=take_square(config, "high_res_size", 1024),
+            high_res_side=config.take_square("high_res_size", 1024),
             high_res_filter=config.take_filter("bicubic", "high_res_resample"),
             high_res_values=values,
             high_res_background=background,

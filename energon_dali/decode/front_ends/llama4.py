@@ -57,9 +57,7 @@ class Llama4(FrontEnd):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("do_resize", True, "Llama 4's processor always resizes")
-        size = config.take_size("size", {"height": 336, "width": 336}, square=True)
-        if size.keys() != {"height", "width"} or size["height"] != size["width"]:
-            raise config.error(f"size={size} is not a square, which Llama 4's processor wants")
+        side = config.take_square("size", 336)
         ratio = config.outer_number("pixel_shuffle_ratio", 0.5, least=0.05, most=1)
         conversion = config.take_conversion(HALF, HALF, "bilinear")
         values = conversion["values"]
@@ -69,7 +67,7 @@ class Llama4(FrontEnd):
             conversion["values"] = replace(values, arithmetic="bfloat16")
         return cls(
             **conversion,
-            tile_size=size["height"],
+            tile_size=side,
             max_tiles=config.take_integer("max_patches", 16, most=_MOST_TILES),
             enlarges=config.take_flag("resize_to_max_canvas", False),
             patch_size=config.outer_integer("patch_size", 14, least=1, most=LARGEST_SIDE),

@@ -46,16 +46,14 @@ class Mllama(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"height": 224, "width": 224}, square=True)
-        if size.keys() != {"height", "width"} or size["height"] != size["width"]:
-            raise config.error(f"size={size} is not a square, which Mllama's processor wants")
+        side = config.take_square("size", 224)
         config.require("do_resize", True, "Mllama's processor always resizes")
         config.require("do_pad", True, "Mllama's processor always pads")
         max_tiles = config.take_integer("max_image_tiles", 4, most=_MOST_TILES)
         config.take_around("MllamaProcessor")
         return cls(
             **config.take_conversion(HALF, HALF, "bilinear"),
-            tile_size=size["height"],
+            tile_size=side,
             max_tiles=max_tiles,
             image_token=config.outer_text("image_token", cls.image_token),
         )
@@ -146,7 +144,7 @@ def _canvases(most: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=64)
 def by_shape(most: int) -> dict[float, tuple[tuple[int, int], ...]]:
-    """Returns all grids with at most so many tiles, by the ratio of their first side to the second.
+    """Returns all grids with at most that many tiles, by the ratio of their first side to the second.
 
     The order is that of Llama 4's and Perception LM's processors: by tiles, most first, then by the first side.
     """

@@ -78,9 +78,7 @@ class Molmo2(TiledPixelPatches):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"height": 378, "width": 378}, square=True)
-        if size.keys() != {"height", "width"} or size["height"] != size["width"]:
-            raise config.error(f"size={size} is not a square, which Molmo 2's processor wants")
+        side = config.take_square("size", 378)
         columns = _flag(config, "image_use_col_tokens", True)
         starts = _flag(config, "use_single_crop_start_token", True)
         conversion = config.take_conversion(HALF, HALF, "bilinear")
@@ -88,7 +86,7 @@ class Molmo2(TiledPixelPatches):
             raise config.error(f"resample={conversion['filter']} is not a filter that torch interpolates with")
         return cls(
             **conversion,
-            crop_size=size["height"],
+            crop_size=side,
             patch_size=config.take_integer("patch_size", 14, most=LARGEST_PATCH),
             max_crops=config.take_integer("max_crops", 8, most=MOST_TILES),
             overlap_margins=_pair(config, "overlap_margins", (4, 4), 0, _MOST_MARGIN),

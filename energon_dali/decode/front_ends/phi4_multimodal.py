@@ -59,9 +59,7 @@ class Phi4Multimodal(FrontEnd):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"height": 448, "width": 448}, square=True)
-        if size.keys() != {"height", "width"} or size["height"] != size["width"]:
-            raise config.error(f"size={size} is not a square, which Phi-4's processor wants")
+        side = config.take_square("size", 448)
         conversion = config.take_conversion(HALF, HALF, "bicubic")
         if conversion["values"].rescale is None and conversion["values"].mean is None:
             raise config.error("do_rescale and do_normalize are off: the thumbnail would be made of rounded bytes")
@@ -69,7 +67,7 @@ class Phi4Multimodal(FrontEnd):
             raise config.error(f"resample={conversion['filter']} is not a filter that torch has for the thumbnail")
         return cls(
             **conversion,
-            tile_size=size["height"],
+            tile_size=side,
             patch_size=config.take_integer("patch_size", 14, most=LARGEST_PATCH),
             max_tiles=config.take_integer("dynamic_hd", 36, most=MOST_TILES),
             image_token=config.outer_text("image_token", cls.image_token),

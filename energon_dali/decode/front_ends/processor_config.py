@@ -386,6 +386,21 @@ class ProcessorConfig:
             raise self.error(f"{name}={size} is not a height and a width")
         return size["height"], size["width"]
 
+    def take_square(self, name: str, default: int) -> int:
+        """Returns the side of a size that must be a square.
+
+        Args:
+            name: Of the size.
+            default: Its side if the configuration does not have it.
+
+        Raises:
+            ConfigError: It is not a square.
+        """
+        size = self.take_size(name, {"height": default, "width": default}, square=True)
+        if size.keys() != {"height", "width"} or size["height"] != size["width"]:
+            raise self.error(f"{name}={size} is not a square, which the processor needs")
+        return size["height"]
+
     def take_around(self, *known: str) -> str | None:
         """Returns the class of the processor around an image processor; None if there is none.
 

@@ -209,7 +209,7 @@ def checked_size(rule: ResizeRule | None, height: int, width: int) -> tuple[int,
     """Returns the (height, width) of an image after resizing.
 
     Raises:
-        DecodeError: A side has no pixels left, or so many that it cannot be meant.
+        DecodeError: A side has no pixels left, or far too many.
     """
     rows, columns = (height, width) if rule is None else rule.size(height, width)
     if min(rows, columns) < 1:

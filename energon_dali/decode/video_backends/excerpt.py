@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def excerpt_of(handle: ClipsHandle, file: MediaFile | None = None) -> ClipsHandle | None:
     """Returns a video that has only the packets of the chosen frames, as a file; None if there is no such file.
 
-    Its frames are numbered anew, and their timestamps stay.
+    Its frames are renumbered from 0, and keep their timestamps.
 
     Args:
         handle: A video of which ranges were read.

@@ -36,7 +36,7 @@ class FrameBackend(VideoBackend):
         """Returns how many hardware decoders the library has at most on a GPU: in use, and kept for later files.
 
         Args:
-            threads: So many files are decoded at the same time.
+            threads: Number of files that are decoded at the same time.
         """
         return threads
 

@@ -37,7 +37,7 @@ _CHROMA_420 = 1
 _SURFACES = 22
 """Frames that a decoder keeps: up to 16 references, those being decoded, and those being shown."""
 MOST_OF_DALI = 100
-"""So many decoders does DALI 2.4 keep per GPU."""
+"""Decoders that DALI 2.4 keeps per GPU."""
 _CACHES_PER_BUDGET = 4
 """The decoders may take this part of a budget."""
 
@@ -124,7 +124,7 @@ def _load() -> tuple[Any, str]:
 def ask_nvdec(ordinal: int) -> Nvdec:
     """Returns what a GPU decodes. Touches the driver, so only the rank may call it.
 
-    No context stays behind on a GPU that this process does not use yet, so workers may still be forked.
+    No context is left on a GPU that this process does not use yet, so workers may still be forked.
 
     Args:
         ordinal: Of the GPU.

@@ -55,7 +55,7 @@ function takeFocus() {
   const same = wanted.text === undefined ? found : found.filter((one) => one.textContent.trim() === wanted.text);
   const cards = document.querySelectorAll("a[data-sample]");
   const target = same[0] || (wanted.selector.includes("data-sample") && cards[wanted.isLast ? cards.length - 1 : 0]);
-  // At the first and the last page, one of the two ways is no link.
+  // At the first and the last page, one of the two ways is not a link.
   const isWay = wanted.selector.startsWith("a[rel");
   const other = isWay ? document.querySelector('a[rel="prev"], a[rel="next"]') : null;
   (target || other)?.focus();
@@ -197,7 +197,7 @@ if (filters) {
   });
 }
 
-// On a narrow page, the samples come first and the conditions are behind their title.
+// On a narrow page, the samples come first and the conditions are folded under their title.
 const box = document.querySelector(".filter-box");
 if (box) {
   const isWide = matchMedia("(min-width: 60rem)");

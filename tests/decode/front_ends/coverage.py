@@ -36,12 +36,12 @@ REASONS = {
     "EfficientLoFTRImageProcessor": "takes pairs of images",
     "LightGlueImageProcessor": "takes pairs of images",
     "SuperGlueImageProcessor": "takes pairs of images",
-    "Sapiens2ImageProcessor": "cuts out the boxes of people, which it is given beside the image",
-    "SegGptImageProcessor": "takes prompts of images and masks beside the image",
+    "Sapiens2ImageProcessor": "cuts out the boxes of people, which it is given with the image",
+    "SegGptImageProcessor": "takes prompts of images and masks with the image",
     "TimmWrapperImageProcessor": "needs timm, whose own transforms it runs",
     "TvpImageProcessor": "takes videos as lists of images",
-    "VitMatteImageProcessor": "takes a trimap beside the image, as a fourth channel",
-    "VitPoseImageProcessor": "cuts out the boxes of people, which it is given beside the image",
+    "VitMatteImageProcessor": "takes a trimap with the image, as a fourth channel",
+    "VitPoseImageProcessor": "cuts out the boxes of people, which it is given with the image",
 }
 """Why a class has no front end, where it is not that nobody has written one yet."""
 NAMED = (

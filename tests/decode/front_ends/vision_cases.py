@@ -293,9 +293,10 @@ def frames_processor(module: str, name: str, **options: Any) -> Any:
 
 
 def run_frames(processor: Any, images: list[Any]) -> dict[str, Any]:
-    """Runs a processor of videos on videos of one frame; one that cannot tell channels from rows is told."""
-    told = {"input_data_format": "channels_last"} if type(processor).__name__ == "VivitImageProcessor" else {}
-    return dict(processor([[image] for image in images], return_tensors="pt", **told))
+    """Runs a processor of videos on videos of one frame; one that cannot tell channels from rows receives their
+    order."""
+    options = {"input_data_format": "channels_last"} if type(processor).__name__ == "VivitImageProcessor" else {}
+    return dict(processor([[image] for image in images], return_tensors="pt", **options))
 
 
 CASES = (

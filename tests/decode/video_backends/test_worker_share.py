@@ -259,10 +259,13 @@ def test_asking_leaves_no_context_behind_so_that_workers_can_be_forked(
 
 def test_who_need_not_ask_does_not(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("energon_dali.decode.dali.decoder.ask_nvdec", None)
-    for options in ({}, {"av_decode": TWO_CLIPS, "video_decode_device": "cpu"}):
-        DaliDecoder(**options).prepare_workers()  # type: ignore[arg-type]
+    decoders = [DaliDecoder(), DaliDecoder(av_decode=TWO_CLIPS, video_decode_device="cpu")]
+    for decoder in decoders:
+        decoder.prepare_workers()
     monkeypatch.setattr("energon_dali.decode.dali.decoder.sees_gpu", lambda: False)
-    DaliDecoder(av_decode=TWO_CLIPS).prepare_workers()
+    decoders.append(DaliDecoder(av_decode=TWO_CLIPS))
+    decoders[-1].prepare_workers()
+    assert [decoder.nvdec for decoder in decoders] == [None, None, None]
 
 
 @pytest.fixture(scope="module")

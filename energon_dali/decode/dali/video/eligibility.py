@@ -54,7 +54,7 @@ def is_eligible_video(
         handle: The video; its `uniform_frames` keeps what was found about the frames.
         kind: Where DALI would decode it.
         nvdec: What the GPU said that it decodes. None where nobody asked it: then the answer for AV1, which many GPUs
-            lack, is no.
+            lack, is negative.
         file: The same file, if it is already open; it stays open.
     """
     if not _has_plain_frames(handle):
