@@ -142,7 +142,7 @@ def _scaled(
 
 
 SCALED_HD = _scaled("scaled-hd", (1920, 1080), "jpeg", 350_000, 480, (1.15, 1.6))
-SCALED_12MP = _scaled("scaled-12mp", (4000, 3000), "camera", 4_000_000, 96, (2.0, 2.5))
+SCALED_12MP = _scaled("scaled-12mp", (4000, 3000), "camera", 4_000_000, 128, (2.0, 2.5))
 
 
 def _next_to_a_trainer() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
