@@ -4,13 +4,16 @@ A page marks what is replaced. FILE is one of benchmarks/results, and names with
 
     <!-- figures FILE WORKLOAD METRIC [METRIC ...] -->   a table with a row per candidate
     <!-- ratios FILE WORKLOAD [WORKLOAD ...] -->         a table of ratios and limits, and whether their targets are met
+    <!-- rows FILE [KEY ...] [where:NAME=VALUE ...] column:HEADING=VALUE ... -->
+                                                         a table with a row per entry of the list at KEY
     <!-- end of figures -->
     <!-- figure FILE WORKLOAD CANDIDATE METRIC -->12<!-- end of figure -->
     <!-- figure FILE WORKLOAD CANDIDATE / CANDIDATE METRIC -->1.2<!-- end of figure -->
     <!-- figure FILE KEY [KEY ...] -->1.2<!-- end of figure -->
 
-The last three are numbers in sentences: a median, a median of ratios, and any value by its keys in the file.
-A key is the name of a field, the position in a list, or `name=value` for the first entry of a list that has it.
+The last three are numbers in sentences: a median, a median of ratios, and any value by its keys in the file. VALUE is
+NAME[.NAME ...], or the difference of two, and may end with *FACTOR. A key is the name of a field, the position in a
+list, or `name=value` for the first entry of a list that has it.
 `tools/check_figures.py` holds pages to this.
 """
 
@@ -30,7 +33,7 @@ from benchmarks.environments import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = re.compile(
-    r"<!-- (?P<kind>figures|ratios) (?P<names>[^>]*?) -->\n(?P<body>.*?)<!-- end of figures -->", re.DOTALL
+    r"<!-- (?P<kind>figures|ratios|rows) (?P<names>[^>]*?) -->\n(?P<body>.*?)<!-- end of figures -->", re.DOTALL
 )
 FIGURE = re.compile(r"<!-- figure (?P<names>[^>]*?) -->(?P<body>[^<]*)<!-- end of figure -->")
 HEADINGS = {
@@ -113,7 +116,9 @@ def fill(page: str, results: Path = RESULTS) -> str:
         file, *names = shlex.split(match["names"])
         try:
             report = read(file)
-            if match["kind"] == "ratios":
+            if match["kind"] == "rows":
+                body = rows_of(report, file, names)
+            elif match["kind"] == "ratios":
                 body = ratios_of([_workload(report, file, name) for name in names])
             else:
                 body = table_of(_workload(report, file, names[0]), names[1:])
@@ -160,15 +165,19 @@ def value_of(report: Any, file: str, names: list[str]) -> float:
             return statistics.median(_ratios(workload, file, names[1], names[3], names[4]))
         if len(names) == 3:
             return float(statistics.median(_values(workload, file, names[1], names[2])))
-    value = report
-    for key in names:
-        try:
-            value = _entry(value, key)
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise MissingFigureError(f"{file} has nothing at {' '.join(names)}: {key!r} is missing.") from None
+    value = _at(report, file, names)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MissingFigureError(f"{file} has no number at {' '.join(names)}.")
     return float(value)
+
+
+def _at(value: Any, file: str, keys: list[str]) -> Any:
+    for key in keys:
+        try:
+            value = _entry(value, key)
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise MissingFigureError(f"{file} has nothing at {' '.join(keys)}: {key!r} is missing.") from None
+    return value
 
 
 def _entry(value: Any, key: str) -> Any:
@@ -226,6 +235,42 @@ def ratios_of(workloads: list[dict[str, Any]]) -> str:
                 name = f"{limit['of']}: {HEADINGS[limit['metric']]}"
                 lines.append(f"| {name} | {_judged(limit, shown(limit['value']))} |")
     return "\n".join(lines) + "\n"
+
+
+def rows_of(report: Any, file: str, words: list[str]) -> str:
+    """Returns a table with a row per entry of a list of a report.
+
+    Args:
+        report: The results.
+        file: Their name, for messages.
+        words: The words of the mark after the file.
+
+    Raises:
+        MissingFigureError: There is no such list, an entry lacks a column, or no entry is left.
+    """
+    conditions = [word.removeprefix("where:").split("=", 1) for word in words if word.startswith("where:")]
+    columns = [word.removeprefix("column:").rsplit("=", 1) for word in words if word.startswith("column:")]
+    entries = _at(report, file, [word for word in words if not word.startswith(("where:", "column:"))])
+    if isinstance(entries, dict):
+        entries = [{"": name, **entry} for name, entry in entries.items()]
+    rows = [
+        [_cell(entry, file, path) for _, path in columns]
+        for entry in entries
+        if all(str(entry[name]) == value for name, value in conditions)
+    ]
+    if not rows:
+        raise MissingFigureError(f"{file} has no entries with {dict(conditions)}.")
+    headings = [heading for heading, _ in columns]
+    lines = ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * (len(headings) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _cell(entry: Any, file: str, path: str) -> str:
+    names, _, factor = path.partition("*")
+    values = [_at(entry, file, name.split(".")) for name in names.split(" - ")]
+    if isinstance(values[0], str):
+        return values[0]
+    return shown((values[0] - sum(values[1:])) * float(factor or 1))
 
 
 def _judged(judged: dict[str, Any], measured: str) -> str:

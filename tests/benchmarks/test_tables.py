@@ -41,7 +41,10 @@ def results(tmp_path: Path) -> Path:
         "bars": [bar(2.0, 3.0, False), bar(1.5, 1.0, True), bar(1.1, None, None)],
         "limits": [{"of": "ours", "metric": "memory_mib", "value": 12.0, "at_least": None, "at_most": 8, "met": False}],
     }
-    report = {"workloads": [workload], "rows": [{"name": "a", "best": 0.123456}, {"name": "b", "best": 7}]}
+    report = {
+        "workloads": [workload],
+        "rows": [{"name": "a", "best": 0.123456, "less": 0.1}, {"name": "b", "best": 7, "less": 0}],
+    }
     (tmp_path / "some.json").write_text(json.dumps(report))
     return tmp_path
 
@@ -56,6 +59,15 @@ def test_a_table_has_a_row_per_candidate_with_results(results: Path) -> None:
     assert filled.startswith("a\n<!-- figures")
     assert filled.endswith("<!-- end of figures -->\nb\n")
     assert fill(filled, results) == filled
+
+
+def test_a_table_of_the_entries_of_a_list(results: Path) -> None:
+    page = (
+        "<!-- rows some.json rows {}column:which=name 'column:best, ms=best - less*1000' -->\n<!-- end of figures -->"
+    )
+    assert "| which | best, ms |\n|---|---:|\n| a | 23.5 |\n| b | 7,000 |\n" in fill(page.format(""), results)
+    assert "| a |" not in fill(page.format("where:name=b "), results)
+    assert "Not measured yet" in fill(page.format("where:name=c "), results)
 
 
 def test_ratios_show_targets_and_misses(results: Path) -> None:
@@ -99,6 +111,9 @@ def test_every_table_of_the_pages_is_one_that_is_made() -> None:
     for page in tables.pages():
         for match in tables.TABLE.finditer(page.read_text()):
             file, *names = match["names"].split()
+            if match["kind"] == "rows":
+                assert (tables.RESULTS / file).exists()
+                continue
             known = {workload.name for workload in SUITES[made[file].suite]}
             assert set(names if match["kind"] == "ratios" else names[:1]) <= known, match[0]
             assert match["kind"] == "ratios" or set(names[1:]) <= tables.HEADINGS.keys(), match[0]
