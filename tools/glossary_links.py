@@ -39,7 +39,7 @@ TERMS = {
 """What is linked to the entry of each name (`term-NAME` in the glossary)."""
 OTHER_MEANING = {
     "stream": {"av-decoder.md", "clips.md", "cuda-graphs.md", "gpu.md", "gpu-evidence.md", "video.md"},
-    "block": {"kernels.md", "shard-cache.md", "storage.md", "benchmarks.md", "faults.md", "errors.md", "video.md"},
+    "block": {"kernels.md", "shard-cache.md", "storage.md", "benchmarks.md", "errors.md", "video.md"},
     "plan": {"pack.md"},
     "sample-type": {"av-decoder.md"},
 }

@@ -1,7 +1,7 @@
 """The sizes for which DALI is faster than PIL and PyAV: the one table that "auto" uses.
 
 `python -m benchmarks.tuning --only images clips` measures both sides and prints the entries of this table
-(docs/gpu.md shows the figures). An option that names a device ("cpu", "gpu", 0) ignores the table.
+(docs/dali-crossover.md shows the figures). An option that names a device ("cpu", "gpu", 0) ignores the table.
 """
 
 from __future__ import annotations
