@@ -42,6 +42,8 @@ logger = logging.getLogger("energon_dali.loader")
 class SavableDataLoader(BasicDataLoader[T]):
     """A loader that keeps its position: the state is always that of the batches that were delivered.
 
+    Other keyword arguments are those of `BasicDataLoader`.
+
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         worker_config: Deprecated; must equal the dataset's.
@@ -50,7 +52,6 @@ class SavableDataLoader(BasicDataLoader[T]):
         n_checkpoints: Likewise.
         gc_collect_every_n_steps: Likewise: workers freeze what lives indefinitely, and Python collects the rest.
         gc_freeze_at_start: Likewise.
-        **options: The other arguments of BasicDataLoader.
 
     Raises:
         ConfigError: An argument is invalid.

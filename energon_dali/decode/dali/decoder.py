@@ -77,7 +77,6 @@ class DaliDecoder(MediaDecoder):
         gpu_memory_budget_bytes: Most memory of the images in flight on a GPU with feed="block"; None is 8 GiB. It does
             not include decoded batches that wait for the trainer or that the trainer holds.
         tuning: Settings of DALI that change only speed and memory.
-        **options: The options of `MediaDecoder`.
 
     Raises:
         ConfigError: An option, or a combination of options, cannot work.
