@@ -108,7 +108,7 @@ class DaliDecoder(MediaDecoder):
         if feed == "native" and self.spec.front_end is not None:
             raise ConfigError(
                 f'feed="native" was given with front_end={type(self.spec.front_end).__name__}(...). DALI then decodes '
-                "while it reads the shards, and does not know front ends, which take images from blocks. Leave feed "
+                "while it reads the shards, without front ends, which take images from blocks. Leave feed "
                 "out, or leave front_end out and run the processor in encode_sample."
             )
         for name, value in (
