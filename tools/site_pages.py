@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 
@@ -24,15 +25,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Points links at pages of the site; a link to any other file of the repository becomes plain text, its name."""
     root_page = page.file.src_uri in PAGES.values()
+    folder = "" if root_page else posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+    here = posixpath.dirname(page.file.src_uri) or "."
 
     def mended(link: re.Match[str]) -> str:
         image, text, target, anchor = link[1], link[2], link[3], link[4] or ""
-        if root_page:
-            inside = target.removeprefix("docs/") if target.startswith("docs/") else PAGES.get(target)
-        elif target.startswith("../"):
-            inside = PAGES.get(target.removeprefix("../"))
-        else:
-            return link[0]
-        return f"{image}[{text}]({inside}{anchor})" if inside else text
+        path = posixpath.normpath(posixpath.join(folder, target))
+        inside = path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path)
+        return f"{image}[{text}]({posixpath.relpath(inside, here)}{anchor})" if inside else text
 
     return LINK.sub(mended, markdown)

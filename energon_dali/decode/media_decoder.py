@@ -130,7 +130,7 @@ class MediaDecoder(Decoder):
         decode_scale: How small a JPEG or JPEG 2000 image may be decoded where operations or the front end make it
             smaller: "exact" (at full size), "fast" (at least 2 decoded pixels for each pixel of the result, in both
             directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. What
-            this does to pixels: docs/decoders.md#decode-scale.
+            this does to pixels: docs/decode-scale.md.
         image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.

@@ -67,7 +67,7 @@ class DaliDecoder(MediaDecoder):
         video_decode_device: Likewise for clips of videos. "auto" takes the fastest choice for each video; PyAV is one
             of the choices.
         video_backend: The library that decodes clips: "auto", "dali", "pyav", "torchcodec" or "pynvvideocodec". What
-            it does not decode correctly, PyAV decodes in the workers. docs/decoders.md#video-backends.
+            it does not decode correctly, PyAV decodes in the workers. docs/video-backends.md.
         num_threads: CPU threads of a pipeline. None means the cores of the rank, its share of the host's, at most 32 on
             the CPU. On a GPU it means half of them, at most 8 for images and 16 for videos; formats that CPU threads
             decode (PNG, BMP, PNM) get all, at most 16. `energon-dali doctor` shows them.
