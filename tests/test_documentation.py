@@ -172,4 +172,5 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert navigation == pages | {"index.md", "contributing.md", "changelog.md"}
+    tutorials = {f"tutorials/{path.stem}.md" for path in (ROOT / "docs" / "tutorials").glob("*.py")}
+    assert navigation == pages | tutorials | {"index.md", "contributing.md", "changelog.md"}
