@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
-PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
+PRINTED = re.compile(r"^[ ]*print\(.*\)[ ]+# (.+)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,14 @@ def test_it_runs_and_prints_what_it_says(
     tutorial: Path, tmp_path: Path, warm_python: str, commands: Path, demo_data: Path
 ) -> None:
     shutil.copytree(demo_data, tmp_path / "data")  # its own command then leaves it as it is
+    shutil.copy(tutorial, tmp_path)
     environment = {
         **os.environ,
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "WARM_WORKERS": "1",
     }
-    program = [warm_python, "-W", "error::DeprecationWarning:__main__", str(tutorial)]
+    program = [warm_python, "-W", "error::DeprecationWarning:__main__", tutorial.name]
     done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = iter(done.stdout.splitlines())
