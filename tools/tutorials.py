@@ -19,6 +19,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "docs/tutorials"
 REPOSITORY = "https://github.com/energon-dali/energon-dali"
+OWN = re.compile(
+    r"https://(?:github\.com/energon-dali/energon-dali/(?:blob|tree)"
+    r"|raw\.githubusercontent\.com/energon-dali/energon-dali)/main/(.+)"
+)
+"""The address of a file, folder or image of the repository."""
 MARKER = re.compile(r"^# %%( \[markdown\])?$", re.MULTILINE)
 FENCED = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -72,7 +77,7 @@ def map_links(text: str, page: str, target_of: Callable[[str], str]) -> str:
 
     def mapped(link: re.Match[str]) -> str:
         image, label, target, anchor = link[1], link[2], link[3], link[4] or ""
-        own = re.match(rf"{re.escape(REPOSITORY)}/(?:blob|tree|raw)/main/(.+)", target)
+        own = OWN.match(target)
         if not own and ":" in target:
             return link[0]
         path = own[1] if own else posixpath.normpath(posixpath.join(posixpath.dirname(page), target))

@@ -5,7 +5,7 @@
 # apart. It takes a minute, without a GPU.
 #
 # ```bash
-# pip install "energon-dali[cuda12]"
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
 # ```
 
 # %%

@@ -6,7 +6,7 @@
 # processes. Then it compares every step with a run that nobody killed.
 #
 # ```bash
-# pip install "energon-dali[cuda12]"
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
 # ```
 
 # %%

@@ -7,7 +7,7 @@
 # You need no cluster to follow: two agents of torchrun on this machine act as two nodes, and a small server acts as the bucket.
 #
 # ```bash
-# pip install "energon-dali[cuda12]" "moto[server]"
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali" "moto[server]"
 # ```
 
 # %%

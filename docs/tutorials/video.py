@@ -5,7 +5,7 @@
 # each file only the part is read that the clip needs.
 #
 # ```bash
-# pip install "energon-dali[cuda12]"
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
 # ```
 
 # %%

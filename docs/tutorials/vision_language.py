@@ -6,7 +6,7 @@
 # the file alone, so texts are packed before any image is decoded.
 #
 # ```bash
-# pip install "energon-dali[cuda12,transformers]"
+# pip install "energon-dali[cuda12,transformers] @ git+https://github.com/energon-dali/energon-dali"
 # ```
 
 # %%

@@ -5,7 +5,7 @@
 # down on purpose, and finds the cause with six tools.
 #
 # ```bash
-# pip install "energon-dali[cuda12]"
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
 # ```
 
 # %%
