@@ -138,6 +138,26 @@ def test_pictures_are_up_to_date(picture: str) -> None:
     assert drawn == (ROOT / "docs" / "images" / f"{picture}.svg").read_text()
 
 
+def test_drawings_of_concepts_are_up_to_date() -> None:
+    """`python tools/concepts.py` draws them again."""
+    from tools import concepts
+
+    images = ROOT / "docs" / "images"
+    drawn = {f"concept-{name}.svg": draw() for name, draw in concepts.DRAWINGS.items()}
+    assert drawn == {file.name: file.read_text() for file in images.glob("concept-*.svg")}
+
+
+def test_terms_are_linked_where_they_are_first_used() -> None:
+    from tools import glossary_links
+
+    glossary = (ROOT / "docs" / glossary_links.GLOSSARY).read_text()
+    assert [term for term in glossary_links.TERMS if f'id="term-{term}"' not in glossary] == []
+    page = "# Shards\n\n`shard` [shard](pack.md), shards of a CUDA stream. Shards.\n\n```python\nrank\n```\n\nranks\n"
+    linked = page.replace("shards of", "[shards](../concepts.md#term-shard) of")
+    linked = linked.replace("\nranks", "\n[ranks](../concepts.md#term-rank)")
+    assert glossary_links.link_terms(page, "coming-from/page.md") == linked
+
+
 def test_the_picture_of_the_hooks_has_every_hook() -> None:
     from energon_dali.task_encoder.encoder import HOOKS
 
