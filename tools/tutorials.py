@@ -116,7 +116,7 @@ def page_text(path: Path) -> str:
     cells = read_cells(path.read_text(encoding="utf-8"))
     texts = [cell.text if cell.kind == "markdown" else f"```python\n{cell.text}\n```" for cell in cells]
     title, _, rest = texts[0].partition("\n")
-    program = f"{REPOSITORY}/blob/main/{FOLDER}/{path.name}"
+    program = f"{REPOSITORY}/blob/main/{FOLDER}/{path.name}?plain=1"  # without plain=1 it would be a link to this page
     files = f"This page is a program: run it as [`{path.name}`]({program}), or as a [notebook]({path.stem}.ipynb)."
     return "\n\n".join([title, files, rest.strip("\n"), *texts[1:]]) + "\n"
 
