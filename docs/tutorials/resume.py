@@ -13,6 +13,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -26,8 +27,10 @@ def run(command):
     subprocess.run(shlex.split(command), check=True)
 
 
+for folder in ("killed", "undisturbed"):  # of an earlier run of this page
+    shutil.rmtree(folder, ignore_errors=True)
 run("energon-dali demo-data data")
-run("energon-dali pack data/photos shards --sample-type ImageClassificationSample")
+run("energon-dali pack data/photos photo-shards --sample-type ImageClassificationSample")
 
 # %% [markdown]
 # ## The training
@@ -67,7 +70,7 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
 
 dataset = ed.get_train_dataset(
-    "shards",
+    "photo-shards",
     global_batch_size=24,
     batch_size=24 // ranks,
     shuffle_buffer_size=1000,

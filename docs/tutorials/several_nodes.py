@@ -13,6 +13,7 @@
 # %%
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +32,8 @@ def free_port():
         return found.getsockname()[1]
 
 
+for node in range(2):  # of an earlier run of this page
+    shutil.rmtree(f"disk-of-node-{node}", ignore_errors=True)
 run("energon-dali demo-data data")
 
 # %% [markdown]
@@ -83,7 +86,7 @@ import energon_dali as ed
 
 
 class Encoder(ed.DefaultTaskEncoder):
-    decoder = ed.DaliDecoder(operations=[ed.Resize((32, 32))])
+    decoder = ed.SampleDecoder(operations=[ed.Resize((32, 32))])
 
 
 dist.init_process_group("gloo")  # "nccl" on GPUs
@@ -94,7 +97,7 @@ dataset = ed.get_train_dataset(
     batch_size=32 // ranks,
     shuffle_buffer_size=1000,
     task_encoder=Encoder(),
-    worker_config=ed.WorkerConfig.default_worker_config(num_workers=1),
+    worker_config=ed.WorkerConfig.default_worker_config(num_workers=0),
 )
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
