@@ -39,6 +39,11 @@ CODE_PAGES = (
 )
 """Pages that name files of this repository."""
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+OWN_LINK = re.compile(
+    r"\]\(https://(?:github\.com/energon-dali/energon-dali/(?:blob|tree)"
+    r"|raw\.githubusercontent\.com/energon-dali/energon-dali)/main/([^)#]+)"
+)
+"""A link to a file or folder of this repository, as the README has them: it is also read on package indices."""
 CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')
 
 
@@ -62,11 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
-    """A folder with data from the command in the README."""
+    """A folder with data from the commands in the README."""
     root = tmp_path_factory.mktemp("demo")
-    (arguments,) = re.findall(r"^energon-dali (demo-data [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
-    subprocess.run(command, check=True, capture_output=True, cwd=root)
+    text = (ROOT / "README.md").read_text()
+    made, packed = re.findall(r"^energon-dali ((?:demo-data|pack data/)[^#\n]*)", text, re.MULTILINE)
+    for arguments in (made, packed):
+        command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
+        subprocess.run(command, check=True, capture_output=True, cwd=root)
     return root
 
 
@@ -111,7 +118,14 @@ def test_messages_and_docstrings_name_sections_that_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    missing += [link for link in OWN_LINK.findall(page.read_text()) if not (ROOT / link).exists()]
     assert not missing
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert LINK.findall(text) == []
+    assert len(OWN_LINK.findall(text)) > 50
 
 
 @pytest.mark.parametrize("name", CODE_PAGES)
@@ -198,4 +212,5 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert navigation == pages | {"index.md", "contributing.md", "changelog.md"}
+    tutorials = {f"tutorials/{path.stem}.md" for path in (ROOT / "docs" / "tutorials").glob("*.py")}
+    assert navigation == pages | tutorials | {"index.md", "contributing.md", "changelog.md"}
