@@ -364,6 +364,24 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             "dataset": self.dataset.config(),
         }
 
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import Bar, card
+
+        config, stats = self.worker_config, self.stats()
+        rows: list[tuple[str, str | Bar]] = [
+            ("rank", f"{config.rank} of {config.world_size}"),
+            ("workers", f"{config.num_workers}" if config.num_workers else "0: in this process"),
+            ("streams of this rank", f"{len(config.streams)}"),
+            ("prefetch_factor", str(self.prefetch_factor)),
+        ]
+        if stats.elapsed_seconds:
+            blocked = f"{stats.blocked_share:.1%}, {stats.blocked_seconds:.1f} s"
+            rows.append(("batches", f"{stats.batches:,}, {stats.batches_per_second:.1f} per second"))
+            rows.append(("trainer blocked", Bar(stats.blocked_share, blocked)))
+        rows += [(f"failed {count:,} times", kind) for kind, count in sorted(stats.failure_kinds.items())]
+        note = "running" if stats.elapsed_seconds else "no batch was taken yet"
+        return card(type(self).__name__, rows, note=note, text=("Tree of datasets, outermost first", str(self.dataset)))
+
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
         losses = {} if self._losses is None else self._losses.totals()
