@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.decode.front_ends.front_end import VisionInput
-from energon_dali.error_handlers import describe
 from energon_dali.plan.rng import Int64Array
+from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import attributes_of
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images, vision_images
 
