@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, FeatureDtype
+from energon_dali.decode.audio_front_ends.granite_speech import GraniteSpeech
+from energon_dali.decode.audio_front_ends.kaldi_frames import Lasr, Phi4MultimodalAudio
+from energon_dali.decode.audio_front_ends.nemo import CohereAsr, NemotronAsr, Parakeet
 from energon_dali.decode.audio_front_ends.speech_llm import AudioFlamingo3, GlmAsr, Qwen2Audio, Qwen3Omni, Voxtral
 from energon_dali.decode.audio_front_ends.whisper import Whisper
+from energon_dali.decode.audio_front_ends.whisper_relatives import Dots3Note, Qwen3Asr, VoxtralRealtime
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
 from energon_dali.decode.front_ends.registry import choose_family, read_processor
 from energon_dali.errors import ConfigError
@@ -20,6 +24,15 @@ AUDIO_FAMILIES: tuple[type[AudioFrontEnd], ...] = (
     AudioFlamingo3,
     GlmAsr,
     Voxtral,
+    VoxtralRealtime,
+    Qwen3Asr,
+    Dots3Note,
+    Phi4MultimodalAudio,
+    GraniteSpeech,
+    Parakeet,
+    NemotronAsr,
+    CohereAsr,
+    Lasr,
 )
 
 registered_audio: list[type[AudioFrontEnd]] = []
