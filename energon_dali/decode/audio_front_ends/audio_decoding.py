@@ -112,7 +112,7 @@ def decode_recording(handle: AudioHandle) -> AudioInput:
                 ROUTE,
             )
         waveform = torch.from_numpy(samples)
-    return front_end.render(waveform, layout)
+    return front_end.render(waveform, layout, seed=handle.seed)
 
 
 def decode_outcome(handle: AudioHandle) -> Outcome:
