@@ -62,6 +62,14 @@ class FramedSpectrum:
             num_samples += self.frame_length // 2 * 2
         return (num_samples - self.frame_length) // self.hop_length + 1
 
+    def transform(self, waveform: NDArray[Any]) -> NDArray[np.complex64]:
+        """Returns the spectrum of a waveform without filters, complex64[frames, bins]; see `compute`.
+
+        Args:
+            waveform: As in `compute`.
+        """
+        return self._transform(self._frames(waveform).astype(np.float64))
+
     def compute(self, waveform: NDArray[Any]) -> NDArray[Any]:
         """Returns the mel spectrum of a waveform.
 
@@ -69,26 +77,37 @@ class FramedSpectrum:
             waveform: floats[samples], at least one frame's and, with `center`, more than half a frame's.
 
         Returns:
-            float32[frames, filters], or float64 if `log` is None.
+            float32[frames, filters], or float64 if `log` is None. Frames are contiguous, as in transformers, on which
+            the rounding of their means depends.
         """
-        if self.center:
-            waveform = np.pad(waveform, self.frame_length // 2, mode="reflect")
-        frames = sliding_window_view(waveform, self.frame_length)[:: self.hop_length]
-        result = np.empty((len(frames), self.mel.num_filters), dtype=np.float64 if self.log is None else np.float32)
+        frames = self._frames(waveform)
+        dtype = np.float64 if self.log is None else np.float32
+        result = np.empty((self.mel.num_filters, len(frames)), dtype)
         for start in range(0, len(frames), _FRAMES_AT_ONCE):
             some = slice(start, start + _FRAMES_AT_ONCE)
-            result[some] = self._logarithm(self.mel.apply(self._spectrum(frames[some].astype(np.float64))))
-        return result
+            mels = self.mel.apply(self._spectrum(frames[some].astype(np.float64)))
+            result[:, some] = self._logarithm(mels).T
+        return result.T
 
-    def _spectrum(self, frames: Floats) -> Floats:
-        """Returns amplitudes or powers, [frames, bins]; changes `frames`."""
+    def _frames(self, waveform: NDArray[Any]) -> NDArray[Any]:
+        """Returns a view of the frames, [frames, frame_length]."""
+        if self.center:
+            waveform = np.pad(waveform, self.frame_length // 2, mode="reflect")
+        return sliding_window_view(waveform, self.frame_length)[:: self.hop_length]
+
+    def _transform(self, frames: Floats) -> NDArray[np.complex64]:
+        """Returns the Fourier transform, [frames, bins]; changes `frames`."""
         if self.remove_dc_offset:
             frames -= frames.mean(axis=1, keepdims=True)
         if self.preemphasis is not None:
             frames[:, 1:] -= self.preemphasis * frames[:, :-1]
             frames[:, 0] *= 1 - self.preemphasis
         frames *= window_weights(self.window, self.frame_length, self.periodic)
-        transform = np.fft.rfft(frames, n=self.fft_length).astype(np.complex64)
+        return np.fft.rfft(frames, n=self.fft_length).astype(np.complex64)
+
+    def _spectrum(self, frames: Floats) -> Floats:
+        """Returns amplitudes or powers, [frames, bins]; changes `frames`."""
+        transform = self._transform(frames)
         if self.power == 1:
             return np.abs(transform, dtype=np.float64)
         parts = np.square(transform.view(np.float32), dtype=np.float64)
