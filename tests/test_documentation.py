@@ -25,9 +25,11 @@ PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`")
 CODE_PAGES = (
     "architecture.md",
     "benchmarks.md",
+    "benchmarks-log.md",
     "decoders.md",
     "cuda-graphs.md",
     "gpu.md",
+    "gpu-evidence.md",
     "kernels.md",
     "../CONTRIBUTING.md",
 )

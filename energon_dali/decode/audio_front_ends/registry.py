@@ -16,12 +16,16 @@ from energon_dali.decode.audio_front_ends.codecs import (
     PeAudio,
     VibeVoice,
 )
+from energon_dali.decode.audio_front_ends.granite_speech import GraniteSpeech
 from energon_dali.decode.audio_front_ends.kaldi_features import AudioSpectrogramTransformer, SeamlessM4T, Speech2Text
+from energon_dali.decode.audio_front_ends.kaldi_frames import Lasr, Phi4MultimodalAudio
+from energon_dali.decode.audio_front_ends.nemo import CohereAsr, NemotronAsr, Parakeet
 from energon_dali.decode.audio_front_ends.speech_llm import AudioFlamingo3, GlmAsr, Qwen2Audio, Qwen3Omni, Voxtral
 from energon_dali.decode.audio_front_ends.usm import Gemma3n, Gemma4
 from energon_dali.decode.audio_front_ends.vocoders import Clvp, SpeechT5Target, UnivNet
 from energon_dali.decode.audio_front_ends.wav2vec2 import SpeechT5, Wav2Vec2
 from energon_dali.decode.audio_front_ends.whisper import Whisper
+from energon_dali.decode.audio_front_ends.whisper_relatives import Dots3Note, Qwen3Asr, VoxtralRealtime
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
 from energon_dali.decode.front_ends.registry import choose_family, read_processor
 from energon_dali.errors import ConfigError
@@ -54,6 +58,15 @@ AUDIO_FAMILIES: tuple[type[AudioFrontEnd], ...] = (
     VibeVoice,
     UnivNet,
     Clvp,
+    VoxtralRealtime,
+    Qwen3Asr,
+    Dots3Note,
+    Phi4MultimodalAudio,
+    GraniteSpeech,
+    Parakeet,
+    NemotronAsr,
+    CohereAsr,
+    Lasr,
 )
 
 registered_audio: list[type[AudioFrontEnd]] = []
