@@ -43,6 +43,7 @@ _import_name, __dir__, __all__ = attach(
             "CenterCrop DaliDecoder Decoder HorizontalFlip MediaHandle Normalize RandomCrop RandomResizedCrop Resize "
             "SampleDecoder"
         ),
+        "decode.audio_front_ends": "AudioFrontEnd AudioInput batch_audio",
         "decode.clips": "ClipAudio LogMel VideoClips",
         "decode.dali": "DaliTuning",
         "decode.front_ends": (

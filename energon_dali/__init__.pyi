@@ -93,6 +93,11 @@ from energon_dali.decode import (
     Resize as Resize,
     SampleDecoder as SampleDecoder,
 )
+from energon_dali.decode.audio_front_ends import (
+    AudioFrontEnd as AudioFrontEnd,
+    AudioInput as AudioInput,
+    batch_audio as batch_audio,
+)
 from energon_dali.decode.clips import (
     ClipAudio as ClipAudio,
     LogMel as LogMel,

@@ -122,10 +122,38 @@ class AudioFrontEnd(ProcessorFamily):
         """
         return math.floor(duration_seconds * self.sampling_rate + _TOLERANCE_SAMPLES)
 
-    def attention_groups(self, layout: AudioLayout) -> list[tuple[int, int]]:
-        """Returns (number of groups, frames of each): which frames the model's encoder attends to together.
+    def segments(self, num_samples: int, most_samples: int | None = None) -> list[tuple[int, int]]:
+        """Returns (start, stop) of the segments into which a long recording is cut, in samples.
 
-        By default all frames of a recording are one group. Numbers for balancing, not for shapes.
+        They follow from the length alone: all but the last have the largest length. A rest at the end that is too short
+        for the extractor is left out.
+
+        Args:
+            num_samples: Of the recording, at `sampling_rate`.
+            most_samples: Of a segment; None for `max_samples`.
+
+        Raises:
+            ConfigError: There is no largest length.
+            DecodeError: The extractor refuses the whole recording, because it is too short.
+        """
+        most = self.max_samples if most_samples is None else most_samples
+        if most is None or most < 1:
+            raise ConfigError(
+                f"{type(self).__name__} takes recordings of any length. Give most_samples, the length of a segment."
+            )
+        found = [(start, min(start + most, num_samples)) for start in range(0, max(1, num_samples), most)]
+        try:
+            self.layout(found[-1][1] - found[-1][0])
+        except DecodeError:
+            if len(found) == 1:
+                raise
+            del found[-1]
+        return found
+
+    def attention_groups(self, layout: AudioLayout) -> list[tuple[int, int]]:
+        """Returns (number of groups, positions of each): which positions of the model's encoder attend to each other.
+
+        By default the frames of a recording are one group. Numbers for balancing, not for shapes.
 
         Args:
             layout: Of the recording.
@@ -174,15 +202,21 @@ class AudioFrontEnd(ProcessorFamily):
 
         Args:
             waveform: float32[samples] in [-1, 1] at `sampling_rate`, or float32[channels, samples], a tensor or array.
-            layout: Of its length; None computes it.
+            layout: Of its length; None computes it. The samples after its `kept_samples` may be left out.
 
         Raises:
-            ConfigError: It is not floating-point, or has another number of channels.
+            ConfigError: It is not floating-point, or has another number of channels, or the layout has another length.
             DecodeError: The extractor refuses recordings of this length.
         """
         samples = self._checked(waveform)
-        if layout is None or layout.num_samples != samples.shape[-1]:
+        if layout is None:
             layout = self.layout(samples.shape[-1])
+        elif samples.shape[-1] not in (layout.num_samples, layout.kept_samples):
+            raise ConfigError(
+                f"{type(self).__name__} was given {samples.shape[-1]} samples, and the layout of a recording of "
+                f"{layout.num_samples}, of which {layout.kept_samples} are used. Give the layout of this recording, or "
+                "none."
+            )
         kept = samples[..., : layout.kept_samples]
         return AudioInput(self.arrange(kept, layout), layout, self, self.ending(kept, layout))
 
@@ -247,7 +281,7 @@ class AudioFrontEnd(ProcessorFamily):
                 f"{type(self).__name__} was given {channels} channels, and takes {self.channels}. Mix them first: the "
                 "mean of all channels, or ClipAudio(channels=...)."
             )
-        return given.to(torch.float32).view(*((-1,) if channels == 1 else given.shape))
+        return given.to(torch.float32).reshape(-1) if channels == 1 else given.to(torch.float32)
 
     def _invalid(self, name: str, allowed: str) -> ConfigError:
         return ConfigError(f"{type(self).__name__}({name}={getattr(self, name)!r}) is invalid. {allowed}.")

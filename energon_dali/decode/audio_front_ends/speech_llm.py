@@ -66,6 +66,9 @@ class Qwen3Omni(WhisperFeatures):
         tokens = ((halved - 1) // 2 + 1 - 1) // 2 + 1 + windows * 13
         return AudioLayout(num_samples, num_samples, frames, tokens)
 
+    def attention_groups(self, layout: AudioLayout) -> list[tuple[int, int]]:
+        return [(1, layout.num_tokens)]
+
     def arrange(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
         return self.logs(samples, layout.kept_samples)
 

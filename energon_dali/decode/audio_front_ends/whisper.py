@@ -87,6 +87,10 @@ class WhisperFeatures(AudioFrontEnd):
         """Frames of a chunk."""
         return self.chunk_samples // self.hop_length
 
+    def attention_groups(self, layout: AudioLayout) -> list[tuple[int, int]]:
+        """Returns (chunks, positions of the encoder in each): two frames become a position."""
+        return [(layout.num_chunks, (self.chunk_frames - 1) // 2 + 1)]
+
     def logs(self, samples: torch.Tensor, padded: int) -> torch.Tensor:
         """Returns the logarithms of the powers in the bands of padded samples.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.calls import explain_call
+from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.dispatch import DaliHandle, is_eligible_image, is_left_to_pil, submit_block
 from energon_dali.decode.dali.runtime.device import (
@@ -243,14 +244,16 @@ class DaliDecoder(MediaDecoder):
 
     @property
     def finishes_in_worker(self) -> bool:
-        clips = self.av_decode
-        has_front_end = isinstance(clips, VideoClips) and clips.front_end is not None
-        return self.placement == "rank" and (self.spec.front_end is not None or has_front_end)
+        return self.placement == "rank" and self._has_front_end
 
     def finish_in_worker(self, handle: MediaHandle, *, decodes: bool = True) -> MediaHandle:
         if handle.spec.front_end is None or isinstance(handle, (DaliHandle, DecodedHandle)):
             return handle  # the others were decoded when they were read
         try:
+            if isinstance(handle, AudioHandle):
+                if decodes:
+                    handle.decoded, handle.data = handle.decode(), b""
+                return handle
             if isinstance(handle, ClipsHandle):
                 return self._settle_clips(handle, None, decodes=decodes)
             return _with_pixels(handle, decode_image(handle)) if decodes else handle
