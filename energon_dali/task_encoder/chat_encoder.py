@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
+from energon_dali.decode.audio_front_ends import AudioFrontEnd
 from energon_dali.decode.front_ends import FrontEnd, MultimodalRope, VideoFrontEnd
+from energon_dali.decode.front_ends.audio_in_video import AudioInVideo, audio_in_video_of
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.task_encoder.chat_media import Expanded, Media, expand_media
 from energon_dali.task_encoder.chat_messages import Message, read_messages
@@ -57,6 +59,7 @@ class ChatEncoder:
         processor: A processor of transformers that has a tokenizer, or a tokenizer. It must be a fast one.
         image: Front end of the images, the decoder's; None if there are none.
         video: Front end of the videos.
+        audio: Front end of the audio.
         chat_template: A Jinja template, or the name of one of the processor's; None is the processor's own.
         train_on: Which turns of the assistant get labels: "all", or the "last" one.
         max_length: Most tokens of a conversation; None is unlimited.
@@ -72,6 +75,7 @@ class ChatEncoder:
     _: KW_ONLY
     image: FrontEnd | None = None
     video: VideoFrontEnd | None = None
+    audio: AudioFrontEnd | None = None
     chat_template: str | None = None
     train_on: TrainOn = "all"
     max_length: int | None = None
@@ -79,6 +83,7 @@ class ChatEncoder:
     rope: MultimodalRope | None = None
     tokenizer: Any = field(init=False, repr=False)
     template: ChatTemplate = field(init=False, repr=False)
+    interleaving: AudioInVideo | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.tokenizer = getattr(self.processor, "tokenizer", None) or self.processor
@@ -100,18 +105,31 @@ class ChatEncoder:
                 "turns are unknown. Expand and tokenise its texts in preencode_sample."
             )
         self.template = choose_template(self.processor, self.tokenizer, self.chat_template)
+        self.interleaving = audio_in_video_of(self.processor)
 
     def __call__(
-        self, messages: Any, *, images: Sequence[Any] = (), videos: Sequence[Any] = (), **variables: Any
+        self,
+        messages: Any,
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        audio: Sequence[Any] = (),
+        audio_of_videos: Sequence[Any] | None = None,
+        seconds_per_grid: Sequence[float] | None = None,
+        **variables: Any,
     ) -> EncodedChat:
         """Returns the tokens of a conversation.
 
         Args:
             messages: Messages with `role` and `content`, or turns in LLaVA's format with `from` and `value`; or a
                 mapping with such a list in `messages` or `conversations`. A content is a text, or a list of blocks such
-                as {"type": "text", "text": "..."}, {"type": "image"} and {"type": "video"}.
+                as {"type": "text", "text": "..."}, {"type": "image"}, {"type": "video"} and {"type": "audio"}.
             images: Handles, layouts, or decoded images, in the order of the conversation.
             videos: Likewise.
+            audio: Likewise, without that of videos.
+            audio_of_videos: The audio of each video, or None where there is none, for models that take both together
+                (Qwen-Omni): its tokens are written between those of the video. None ignores the audio of all.
+            seconds_per_grid: Seconds of a temporal patch of each video; None takes what the processor takes.
             **variables: Of the template, such as tools or add_generation_prompt.
 
         Raises:
@@ -122,7 +140,10 @@ class ChatEncoder:
         """
         conversation = read_messages(messages)
         text, spans = self.template.spans(conversation, variables, self.train_on)
-        media = self._media(images, videos)
+        seconds = self._seconds(videos, seconds_per_grid)
+        media = self._media(images, videos, audio)
+        if audio_of_videos is not None:
+            media = [self._with_audio(one, audio_of_videos, seconds) if one.noun == "video" else one for one in media]
         expanded = expand_media(text, media)
         made = self._tokenized(expanded, conversation)
         starts, stops = np.asarray(made["offset_mapping"], np.int64).reshape(-1, 2).T
@@ -132,23 +153,52 @@ class ChatEncoder:
         ids: list[int] = made["input_ids"]
         self._check_cut(expanded, starts, stops, mask, spans)
         labels = np.where(mask, np.asarray(ids, np.int64), IGNORED).tolist()
-        positions = self._positions(ids, media) if self.rope is not None else None
+        positions = self._positions(ids, media, seconds) if self.rope is not None else None
         return EncodedChat(ids, labels, mask.astype(np.int64).tolist(), positions)
 
-    def _media(self, images: Sequence[Any], videos: Sequence[Any]) -> list[Media]:
+    def _media(self, images: Sequence[Any], videos: Sequence[Any], audio: Sequence[Any]) -> list[Media]:
         found = []
         for noun, given, front_end in (("image", images, self.image), ("video", videos, self.video)):
-            layouts = [getattr(medium, "layout", medium) for medium in given]
-            if front_end is None:
-                if layouts:
-                    raise ConfigError(
-                        f"ChatEncoder was given {noun}s, and has no front end for them. Make it with {noun}=..., the "
-                        "decoder's front end."
-                    )
-                continue
-            token = front_end.video_token if isinstance(front_end, VideoFrontEnd) else front_end.image_token
-            found.append(Media(noun, token, layouts, [front_end.image_text(layout) for layout in layouts]))
+            layouts = _layouts(noun, given, front_end)
+            if front_end is not None:
+                token = front_end.video_token if isinstance(front_end, VideoFrontEnd) else front_end.image_token
+                found.append(Media(noun, token, layouts, [front_end.image_text(layout) for layout in layouts]))
+        layouts = _layouts("audio", audio, self.audio)
+        if self.audio is not None:
+            texts = [self.audio.audio_text(layout) for layout in layouts]
+            found.append(Media("audio", self.audio.audio_token, layouts, texts))
         return found
+
+    def _with_audio(self, videos: Media, audio: Sequence[Any], seconds: Sequence[float] | None) -> Media:
+        """Returns videos with the tokens of their audio between their own."""
+        if self.interleaving is None or self.audio is None or seconds is None:
+            raise ConfigError(
+                f"{type(self.processor).__name__} does not take videos together with their audio, or ChatEncoder has "
+                "no audio=... and no video=... with temporal patches. Leave audio_of_videos out."
+            )
+        if len(audio) != len(videos.layouts):
+            raise DatasetError(
+                f"A conversation has {len(videos.layouts)} videos, and audio_of_videos {len(audio)} entries. Give one "
+                "for each video, None where there is no audio."
+            )
+        texts = list(videos.texts)
+        for number, heard in enumerate(audio):
+            if heard is not None:
+                tokens = getattr(heard, "layout", heard).num_features
+                texts[number] = self.interleaving.text(
+                    videos.token, videos.layouts[number], seconds[number], self.audio.audio_token, tokens
+                )
+        return Media(videos.noun, videos.token, videos.layouts, texts)
+
+    def _seconds(self, videos: Sequence[Any], given: Sequence[float] | None) -> Sequence[float] | None:
+        """Returns the seconds of a temporal patch of each video, as the processor takes them; None if it does not."""
+        if given is not None or self.video is None:
+            return given
+        if self.interleaving is not None:
+            rate = self.video.fps or self.interleaving.frames_per_second
+            return [getattr(self.video, "temporal_patch_size", 1) / rate] * len(videos)
+        per_grid: Callable[[Any], float] | None = getattr(self.video, "seconds_per_grid", None)
+        return None if per_grid is None else [per_grid(getattr(video, "layout", video)) for video in videos]
 
     def _tokenized(self, expanded: Expanded, messages: Sequence[Message]) -> Mapping[str, Any]:
         options: dict[str, Any] = {}
@@ -198,13 +248,22 @@ class ChatEncoder:
                 "Give a larger max_length."
             )
 
-    def _positions(self, ids: list[int], media: Sequence[Media]) -> NDArray[Any]:
+    def _positions(self, ids: list[int], media: Sequence[Media], seconds: Sequence[float] | None) -> NDArray[Any]:
         assert self.rope is not None
-        grids = {f"{one.noun}_grid_thw": [layout.grid for layout in one.layouts] for one in media if one.layouts}
-        seconds = None
-        per_grid: Callable[[Any], float] | None = getattr(self.video, "seconds_per_grid", None)
-        if per_grid is not None and "video_grid_thw" in grids:
-            seconds = [per_grid(layout) for one in media if one.noun == "video" for layout in one.layouts]
-        positions, _ = self.rope.positions(np.asarray(ids), **grids, second_per_grid_ts=seconds)
+        grids = {
+            f"{one.noun}_grid_thw": [layout.grid for layout in one.layouts]
+            for one in media
+            if one.layouts and one.noun != "audio"
+        }
+        positions, _ = self.rope.positions(np.asarray(ids), **grids, second_per_grid_ts=seconds or None)
         found: NDArray[Any] = positions
         return found
+
+
+def _layouts(noun: str, media: Sequence[Any], front_end: object) -> list[Any]:
+    if media and front_end is None:
+        raise ConfigError(
+            f"ChatEncoder was given {noun} parts, and has no front end for them. Make it with {noun}=..., the front "
+            "end of the decoder."
+        )
+    return [getattr(medium, "layout", medium) for medium in media]

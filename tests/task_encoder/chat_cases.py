@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from energon_dali import FrontEnd, VideoFrontEnd
+from energon_dali.decode.audio_front_ends import AudioFrontEnd
 from tests.decode.front_ends.tile_cases import processor_class
 
 PATCHES = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}}
@@ -92,12 +93,17 @@ class ChatCase:
     processor: Any
     image: FrontEnd | None = None
     video: VideoFrontEnd | None = None
+    audio: AudioFrontEnd | None = None
     media: dict[str, str] = field(default_factory=dict)
     """What the template writes for a medium of each kind."""
     begin: str = ""
     """What the template writes first."""
     several_images: bool = False
     """Whether layouts of several images differ from those of one."""
+
+    def front_ends(self) -> dict[str, Any]:
+        """Returns the front ends as arguments of a ChatEncoder."""
+        return {"image": self.image, "video": self.video, "audio": self.audio}
 
 
 class StandInVideos:
@@ -154,7 +160,7 @@ def qwen(module: str, name: str, video: str, **options: Any) -> ChatCase:
         pil_processor("qwen2_vl", "Qwen2VLImageProcessor", **values), chat_tokenizer(*tokens), StandInVideos(videos)
     )
     media = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
-    return ChatCase(processor, FrontEnd.from_processor(processor), videos, media)
+    return ChatCase(processor, FrontEnd.from_processor(processor), videos, media=media)
 
 
 def llava_onevision() -> ChatCase:
@@ -174,7 +180,7 @@ def llava_onevision() -> ChatCase:
         **text,
     )
     image = FrontEnd.from_processor(processor)
-    return ChatCase(processor, image, videos, {"image": "<image>\n", "video": "<video>\n"}, several_images=True)
+    return ChatCase(processor, image, videos, media={"image": "<image>\n", "video": "<video>\n"}, several_images=True)
 
 
 def internvl() -> ChatCase:
@@ -193,7 +199,7 @@ def internvl() -> ChatCase:
         image_seq_length=3,
     )
     return ChatCase(
-        processor, FrontEnd.from_processor(processor), videos, {"image": "<IMG_CONTEXT>\n", "video": "<video>\n"}
+        processor, FrontEnd.from_processor(processor), videos, media={"image": "<IMG_CONTEXT>\n", "video": "<video>\n"}
     )
 
 
@@ -209,7 +215,7 @@ def smolvlm() -> ChatCase:
     processor = processor_class("smolvlm", "SmolVLMProcessor")(
         inner, chat_tokenizer(*tokens), stand_in, image_seq_len=3
     )
-    return ChatCase(processor, FrontEnd.from_processor(processor), None, {"image": "<image>"}, begin="<|im_start|>")
+    return ChatCase(processor, FrontEnd.from_processor(processor), media={"image": "<image>"}, begin="<|im_start|>")
 
 
 def gemma3() -> ChatCase:
@@ -222,7 +228,56 @@ def gemma3() -> ChatCase:
     inner.do_pan_and_scan = False
     tokenizer = chat_tokenizer(begin="<bos>", adds_begin=True, **names)
     processor = processor_class("gemma3", "Gemma3Processor")(inner, tokenizer, image_seq_length=4)
-    return ChatCase(processor, FrontEnd.from_processor(processor), None, {"image": "<start_of_image>"}, begin="<bos>")
+    return ChatCase(processor, FrontEnd.from_processor(processor), media={"image": "<start_of_image>"}, begin="<bos>")
+
+
+def qwen2_audio() -> ChatCase:
+    from transformers import WhisperFeatureExtractor
+
+    tokens = chat_tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    processor = processor_class("qwen2_audio", "Qwen2AudioProcessor")(WhisperFeatureExtractor(feature_size=8, chunk_length=3), tokens)
+    media = {"audio": "Audio: <|audio_bos|><|AUDIO|><|audio_eos|>\n"}
+    return ChatCase(processor, audio=AudioFrontEnd.from_processor(processor), media=media)
+
+
+class HearsVideos:
+    """Part of a processor: takes the audio of videos from a list, as torchcodec, which decodes it, may be missing."""
+
+    heard: list[Any]
+
+    def _resolve_audio_from_video(self, videos: Any, audio: Any = None, audio_from_video_indices: Any = None) -> Any:
+        slots = audio_from_video_indices or []
+        alone = iter(audio or [])
+        found = [next(alone) if slot is None else self.heard[slot] for slot in slots]
+        return found or None, [slots.index(number) for number in range(len(self.heard))]
+
+
+def omni(module: str, name: str) -> ChatCase:
+    from transformers import WhisperFeatureExtractor
+
+    newer = module == "qwen3_omni_moe"
+    names: dict[str, Any] = {
+        **{f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")},
+        **{f"{kind}_{end}_token": f"<|{kind}_{end}|>" for kind in ("vision", "audio") for end in ("bos", "eos")},
+    }
+    values = {**PATCHES, "patch_size": 16 if newer else 14}
+    config = {"video_processor_type": "Qwen2VLVideoProcessor", "do_sample_frames": True, "fps": 2.0, **values}
+    videos = VideoFrontEnd.from_processor(config, video_token=names["video_token"])
+    bare = processor_class(module, name)
+    processor = type(name, (HearsVideos, bare), {})(
+        pil_processor("qwen2_vl", "Qwen2VLImageProcessor", **values),
+        StandInVideos(videos),
+        WhisperFeatureExtractor(feature_size=8, chunk_length=3),
+        chat_tokenizer(**names),
+    )
+    media = {kind: f"<|vision_bos|>{names[f'{kind}_token']}<|vision_eos|>" for kind in ("image", "video")}
+    return ChatCase(
+        processor,
+        FrontEnd.from_processor(processor),
+        videos,
+        AudioFrontEnd.from_processor(processor),
+        {**media, "audio": f"<|audio_bos|>{names['audio_token']}<|audio_eos|>"},
+    )
 
 
 CASES: dict[str, Callable[[], ChatCase]] = {
@@ -233,6 +288,9 @@ CASES: dict[str, Callable[[], ChatCase]] = {
     "InternVL": internvl,
     "SmolVLM": smolvlm,
     "Gemma 3": gemma3,
+    "Qwen2-Audio": qwen2_audio,
+    "Qwen2.5-Omni": lambda: omni("qwen2_5_omni", "Qwen2_5OmniProcessor"),
+    "Qwen3-Omni": lambda: omni("qwen3_omni_moe", "Qwen3OmniMoeProcessor"),
 }
 
 
@@ -305,7 +363,14 @@ def content(case: ChatCase, draw: random.Random, likely: float = 0.45) -> Any:
         elif kind == "video":
             shape = draw.randint(8, 40), draw.choice((40, 60, 100)), draw.choice((40, 80)), 3
             blocks.append({"type": "video", "video": np.zeros(shape, np.uint8)})
+        elif kind == "audio":
+            blocks.append({"type": "audio", "audio": recording(draw)})
     return blocks
+
+
+def recording(draw: random.Random) -> np.ndarray[Any, Any]:
+    """Returns whole frames of silence of up to 3 seconds, at 16 kHz."""
+    return np.zeros(160 * draw.randint(10, 300), np.float32)
 
 
 def blocks_of(messages: Sequence[dict[str, Any]], kind: str) -> list[Any]:
@@ -316,7 +381,7 @@ def blocks_of(messages: Sequence[dict[str, Any]], kind: str) -> list[Any]:
 
 def layouts_of(case: ChatCase, messages: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Returns the arguments of a ChatEncoder for the media of a conversation."""
-    images, videos = blocks_of(messages, "image"), blocks_of(messages, "video")
+    images, videos, audio = (blocks_of(messages, kind) for kind in ("image", "video", "audio"))
     front_end = case.image
     if case.several_images and len(images) > 1:
         assert front_end is not None
@@ -328,4 +393,7 @@ def layouts_of(case: ChatCase, messages: Sequence[dict[str, Any]]) -> dict[str, 
     if videos:
         assert case.video is not None
         given["videos"] = [video_layout(case.video, video) for video in videos]
+    if audio:
+        assert case.audio is not None
+        given["audio"] = [case.audio.layout(len(samples)) for samples in audio]
     return given

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from energon_dali import ChatEncoder, ConfigError, DatasetError, FrontEnd, MultimodalRope, pack_sequences
-from tests.task_encoder.chat_cases import CASES, ChatCase, chat_template, chat_tokenizer, conversation, layouts_of
+from tests.task_encoder.chat_cases import (
+    CASES,
+    ChatCase,
+    chat_template,
+    chat_tokenizer,
+    conversation,
+    layouts_of,
+    recording,
+)
 
 
 @lru_cache
@@ -42,9 +50,15 @@ def compare(name: str, seed: int) -> int:
         variables["add_generation_prompt"] = True
     if draw.random() < 0.2:
         variables["tools"] = [{"type": "function", "function": {"name": "look"}}]
-    expected = of_processor(case, template, messages, **variables)
-    encoder = ChatEncoder(case.processor, image=case.image, video=case.video, chat_template=template)
     media = layouts_of(case, messages)
+    more: dict[str, Any] = {}
+    if case.audio is not None and "videos" in media and draw.random() < 0.5:
+        heard = [recording(draw) for _ in media["videos"]]
+        case.processor.heard = heard
+        media["audio_of_videos"] = [case.audio.layout(len(samples)) for samples in heard]
+        more = {"load_audio_from_video": True, "processor_kwargs": {"fps": 2.0}}
+    expected = of_processor(case, template, messages, **variables, **more)
+    encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=template)
     chat = encoder(messages, **media, **variables)
     assert chat.input_ids == expected["input_ids"]
     assert chat.assistant_mask == expected["assistant_masks"]
@@ -71,7 +85,7 @@ def test_a_template_without_markers_gives_the_mask_of_one_with_them(name: str) -
     for seed in range(6):
         messages = conversation(case, random.Random(seed))
         plain = chat_template(case, random.Random(seed), marked=False)
-        encoder = ChatEncoder(case.processor, image=case.image, video=case.video, chat_template=plain)
+        encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=plain)
         found = encoder(messages, **layouts_of(case, messages))
         own = of_processor(case, plain, messages)
         assert found.input_ids == own["input_ids"]
@@ -146,7 +160,7 @@ def test_turns_of_llava_become_messages() -> None:
         {"role": "assistant", "content": "A cat."},
     ]
     template = chat_template(case, random.Random(1), marked=True)
-    encoder = ChatEncoder(case.processor, image=case.image, video=case.video, chat_template=template)
+    encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=template)
     assert case.image is not None
     assert case.video is not None
     media: dict[str, Any] = {"images": [case.image.layout(40, 30)], "videos": [case.video.layout(40, 30, 20, 8.0)]}
@@ -194,7 +208,7 @@ def test_mistakes_say_what_to_do() -> None:
         encoder(MESSAGES, images=[layout])
     with pytest.raises(DatasetError, match=r"has 1 '<\|image_pad\|>'.*and 0 image parts"):
         encoder([{"role": "user", "content": "Look: <|image_pad|>"}])
-    with pytest.raises(ConfigError, match="was given videos, and has no front end for them"):
+    with pytest.raises(ConfigError, match="was given video parts, and has no front end for them"):
         encoder(MESSAGES, videos=[layout])
     with pytest.raises(ConfigError, match="has no chat template"):
         ChatEncoder(chat_tokenizer(merges=False))
@@ -245,7 +259,7 @@ def test_positions_are_those_of_the_text() -> None:
         video_token_id=case.processor.video_token_id,
         tokens_per_second=2,
     )
-    encoder = ChatEncoder(case.processor, image=case.image, video=case.video, chat_template=template, rope=rope)
+    encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=template, rope=rope)
     media = layouts_of(case, messages)
     assert media.keys() == {"images", "videos"}
     chat = encoder(messages, **media)
