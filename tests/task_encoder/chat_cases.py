@@ -231,11 +231,16 @@ def gemma3() -> ChatCase:
     return ChatCase(processor, FrontEnd.from_processor(processor), media={"image": "<start_of_image>"}, begin="<bos>")
 
 
-def qwen2_audio() -> ChatCase:
+def whisper_features() -> Any:
     from transformers import WhisperFeatureExtractor
 
+    make: Any = WhisperFeatureExtractor
+    return make(feature_size=8, chunk_length=3)
+
+
+def qwen2_audio() -> ChatCase:
     tokens = chat_tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
-    processor = processor_class("qwen2_audio", "Qwen2AudioProcessor")(WhisperFeatureExtractor(feature_size=8, chunk_length=3), tokens)
+    processor = processor_class("qwen2_audio", "Qwen2AudioProcessor")(whisper_features(), tokens)
     media = {"audio": "Audio: <|audio_bos|><|AUDIO|><|audio_eos|>\n"}
     return ChatCase(processor, audio=AudioFrontEnd.from_processor(processor), media=media)
 
@@ -253,8 +258,6 @@ class HearsVideos:
 
 
 def omni(module: str, name: str) -> ChatCase:
-    from transformers import WhisperFeatureExtractor
-
     newer = module == "qwen3_omni_moe"
     names: dict[str, Any] = {
         **{f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")},
@@ -267,7 +270,7 @@ def omni(module: str, name: str) -> ChatCase:
     processor = type(name, (HearsVideos, bare), {})(
         pil_processor("qwen2_vl", "Qwen2VLImageProcessor", **values),
         StandInVideos(videos),
-        WhisperFeatureExtractor(feature_size=8, chunk_length=3),
+        whisper_features(),
         chat_tokenizer(**names),
     )
     media = {kind: f"<|vision_bos|>{names[f'{kind}_token']}<|vision_eos|>" for kind in ("image", "video")}
