@@ -9,10 +9,13 @@ are not covered, some keys are left out.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests.decode.front_ends.case import Case
 
 _MODULES = {
     "BeitImageProcessor": "beit",
@@ -114,6 +117,40 @@ def type_name(values: dict[str, Any]) -> str:
     given = values.get("image_processor_type") or values["feature_extractor_type"]
     today: str = given.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor").replace("2_5_", "2")
     return today
+
+
+def published_processors(case: Case) -> Iterator[Any]:
+    """Yields a processor of a case for each configuration that is published: first the case's own.
+
+    A case of a processor around an image processor takes those that say they are of its class.
+    """
+    first = case.published()
+    yield first
+    inner, seen = getattr(first, "image_processor", first), []
+    seen.append(inner.to_dict())
+    for entry in published():
+        values = entry.image_values
+        if entry.outcome != "accepted" or values is None or not _is_of(entry, type(inner), first):
+            continue
+        made = type(inner).from_dict(values)
+        if made.to_dict() in seen:
+            continue
+        seen.append(made.to_dict())
+        if inner is first:
+            yield type(inner).from_dict({**values, **entry.passed_on})
+            continue
+        around = case.published()
+        around.image_processor = made
+        yield around
+
+
+def _is_of(entry: Published, kind: type, processor: Any) -> bool:
+    """Returns whether a published configuration is for a processor with an image processor of this class."""
+    values = entry.image_values or {}
+    if type_name(values) != kind.__name__.removesuffix("Pil"):
+        return False
+    outer = {**values, **entry.files.get("processor_config.json", {})}
+    return type(processor) is kind or outer.get("processor_class") == type(processor).__name__
 
 
 def make_processor(values: dict[str, Any]) -> Any:

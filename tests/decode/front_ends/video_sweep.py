@@ -7,6 +7,7 @@ its wheel was not built for. It is imported only in processes of their own.
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 import time
@@ -60,14 +61,17 @@ def run_videos(name: str, count: int, seed: int) -> tuple[str, Comparison | None
     processors = importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
     files: list[dict[str, Any]] = [{}]  # the class's own values, and those of published models
     files += [entry.video_values for entry in published() if _kind(entry.video_values) == kind and entry.video_values]
-    draw, result = random.Random(f"{name}{seed}"), Comparison()
+    draw, result, used = random.Random(f"{name}{seed}"), Comparison(), set[str]()
     generator = torch.Generator().manual_seed(seed)
     while result.compared < count:
-        values = draw.choice(files) if result.compared < count // 5 else draw_values(draw, kind)
+        number = result.compared
+        values = files[number % len(files)] if number < count // 5 else draw_values(draw, kind)
+        used.add(json.dumps(values, sort_keys=True))
         processor = getattr(processors, kind).from_dict(values)
         difference = _compare(processor, draw, generator, result)
         if difference is not None:
             result.differences.append(f"{difference} with {values}")
+    result.configurations = len(used)
     return name, result, time.process_time() - start
 
 
