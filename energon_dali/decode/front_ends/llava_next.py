@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, cropp
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import LARGEST_SIDE, ProcessorConfig, is_integer
+from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -108,13 +109,11 @@ class AnyResolution(FrontEnd):
 
     def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor | list[torch.Tensor]:
         """Returns dtype[images, tiles, 3, height, width], or one tensor per image."""
-        import torch
-
         most = max(image.rows for image in images)
         if not self.pads_batch and any(image.rows != most for image in images):
             return [image.values for image in images]
         tile = self.values_shape(images[0].pixels, images[0].layout)[1:]
-        stacked = torch.empty((len(images), most, *tile), dtype=self.torch_dtype, device=images[0].pixels.device)
+        stacked = empty_values((len(images), most, *tile), self.torch_dtype, images[0].pixels.device)
         for image, tiles in zip(images, stacked, strict=True):
             image.front_end.finish(image.pixels, image.layout, tiles[: image.rows])
             tiles[image.rows :] = 0
