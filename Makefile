@@ -10,6 +10,8 @@ PEERS_STAMP := $(PEERS_VENV)/.up-to-date
 DOCS_VENV  := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.up-to-date
 DIST_VENV  := .venv-dist
+NOTEBOOKS_VENV  := .venv-notebooks
+NOTEBOOKS_STAMP := $(NOTEBOOKS_VENV)/.up-to-date
 
 # From 2.11 on, torch on PyPI is built for CUDA 13, which needs driver 580.
 # TORCH is passed to pip, such as 'torch==2.13.0', with --index-url for another index. DALI names the extra to install.
@@ -30,7 +32,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench-all gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist notebooks run-notebooks demo demo-train bench-all gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -42,6 +44,8 @@ help:
 	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
 	@echo "make check              checks style, layout and types, and that the package did not get worse by tools/house.json"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
+	@echo "make notebooks          writes the tutorials as notebooks into notebooks/"
+	@echo "make run-notebooks      does so, and runs them, so that they contain what they print"
 	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
 	@echo "make bench-all [TABLES='peers cpu']   runs the benchmarks of the documentation, each next to other loaders; hours"
 	@echo "make bench-TABLE        runs one: peers, cpu, small, video, first-batch, vision, decode-scale, packing, blend, trainer, remote, streams, scale"
@@ -113,7 +117,7 @@ $(VENV)/torchvision: $(STAMP) constraints-ci.txt
 # examples/vlm, killed and resumed.
 test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py tests/task_encoder tests/decode/front_ends/test_omni_positions.py
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
@@ -132,6 +136,22 @@ $(DOCS_STAMP): constraints-ci.txt
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+
+# The programs in docs/tutorials are the only source: notebooks are never edited, nor kept in the repository.
+notebooks:
+	$(PYTHON) tools/tutorials.py notebooks
+
+# Jupyter gets an environment of its own, whose kernel finds torch and energon_dali in the one of the tests.
+$(NOTEBOOKS_STAMP): $(STAMP)
+	test -x $(NOTEBOOKS_VENV)/bin/python || $(BIN)/python -m venv $(NOTEBOOKS_VENV)
+	$(NOTEBOOKS_VENV)/bin/python -m pip install --quiet nbclient ipykernel
+	@touch $@
+
+run-notebooks: notebooks $(NOTEBOOKS_STAMP)
+	rm -rf notebooks/work && mkdir notebooks/work
+	cd notebooks/work && PATH="$(CURDIR)/$(BIN):$$PATH" \
+		PYTHONPATH="$(CURDIR):$$("$(CURDIR)/$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		"$(CURDIR)/$(NOTEBOOKS_VENV)/bin/jupyter" execute --inplace ../*.ipynb
 
 # The smoke test runs twice: after a plain installation, with PIL and PyAV, and then with DALI.
 dist: $(STAMP)
@@ -173,4 +193,4 @@ gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(QUICK) $(if $(STAGES),--stage $(STAGES))
 
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu
+	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) $(NOTEBOOKS_VENV) notebooks site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

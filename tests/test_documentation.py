@@ -63,11 +63,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
-    """A folder with data from the command in the README."""
+    """A folder with data from the commands in the README."""
     root = tmp_path_factory.mktemp("demo")
-    (arguments,) = re.findall(r"^energon-dali (demo-data [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
-    subprocess.run(command, check=True, capture_output=True, cwd=root)
+    text = (ROOT / "README.md").read_text()
+    made, packed = re.findall(r"^energon-dali ((?:demo-data|pack data/)[^#\n]*)", text, re.MULTILINE)
+    for arguments in (made, packed):
+        command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
+        subprocess.run(command, check=True, capture_output=True, cwd=root)
     return root
 
 
@@ -114,6 +116,12 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     bad = ("#b", "other.md", "page.md#other", "https://example", "htp://example.com", f"{REPOSITORY}/blob/main/none.md")
     assert [target for target in good if check_links.fault_of(page, target)] == []
     assert [target for target in bad if not check_links.fault_of(page, target)] == []
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    targets = check_links.targets_of(ROOT / "README.md")
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert sum(bool(check_links.own_path(target)) for target in targets) > 50
 
 
 @pytest.mark.parametrize("name", CODE_PAGES)
@@ -200,4 +208,5 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert navigation == pages | {"index.md", "contributing.md", "changelog.md"}
+    tutorials = {f"tutorials/{path.stem}.md" for path in (ROOT / "docs" / "tutorials").glob("*.py")}
+    assert navigation == pages | tutorials | {"index.md", "contributing.md", "changelog.md"}

@@ -43,16 +43,27 @@ def pages() -> list[Path]:
 
 def faults_of(page: Path) -> list[str]:
     """Returns what is wrong with the links of a page."""
-    text = _CODE.sub("", _FENCES.sub("", page.read_text(encoding="utf-8")))
-    faults = [fault_of(page, target) for target in (*_LINK.findall(text), *_HTML.findall(text))]
+    faults = [fault_of(page, target) for target in targets_of(page)]
     return [f"{page.relative_to(ROOT)}: {fault}" for fault in faults if fault]
+
+
+def targets_of(page: Path) -> list[str]:
+    """Returns what the links and images of a page lead to; code is not searched."""
+    text = _CODE.sub("", _FENCES.sub("", page.read_text(encoding="utf-8")))
+    return [*_LINK.findall(text), *_HTML.findall(text)]
+
+
+def own_path(target: str) -> str:
+    """Returns the path in this repository, with its anchor, that an address leads to; "" for other addresses."""
+    own = REPOSITORY.fullmatch(target) or RAW.fullmatch(target)
+    return own[1] if own else ""
 
 
 def fault_of(page: Path, target: str) -> str:
     """Returns what is wrong with a link of a page; "" if nothing is."""
-    own = REPOSITORY.fullmatch(target) or RAW.fullmatch(target)
+    own = own_path(target)
     try:
-        parts = urlsplit(own[1] if own else target)
+        parts = urlsplit(own or target)
     except ValueError as error:
         return f"{target} is not an address: {error}"
     if parts.scheme == "mailto":
