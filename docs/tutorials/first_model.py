@@ -80,6 +80,19 @@ names = dict(zip(batch.label, batch.label_name))  # such as {0: "astronaut", 1: 
 print(len(names) >= 3)  # True
 
 # %% [markdown]
+# Look at what the model will see, before you train on it:
+
+# %%
+from PIL import Image
+
+with ed.get_loader(train_set) as loader:
+    batch = next(iter(loader))
+row = torch.cat(list(batch.image[:10]), dim=2)  # ten images next to each other
+Image.fromarray((row * 255).byte().permute(1, 2, 0).numpy()).save("batch.png")
+
+# %% [markdown]
+# ![Ten random parts of photographs: a cat, cups of coffee, a temple, rockets](../images/tutorial-batch.png)
+#
 # ## Train
 #
 # The loader gives batches and leaves the training to you. `.to(device)` moves a tensor to the device of the model. If DALI

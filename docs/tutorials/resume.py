@@ -44,6 +44,8 @@ run("energon-dali pack data/photos photo-shards --sample-type ImageClassificatio
 # - **The checkpoint appears at once**: it is written under another name and then renamed. If the process is killed while it
 #   writes, the last checkpoint is still there.
 #
+# ![A sequence of images; each step is a range of it, dealt to four ranks, then to three](../images/global-batches.svg)
+#
 # Only this page needs the number of each process, and the log of the images of each step.
 
 # %%

@@ -18,8 +18,8 @@ subprocess.run(["energon-dali", "demo-data", "data"], check=True)  # data/captio
 # ## Take over the processor
 #
 # `FrontEnd.from_processor` takes the processor, or the folder that it was saved to. The result writes the same values as the
-# processor, bit for bit; an option that would change them and is not covered raises an error.
-# [79 published configurations](../vlm.md) are tested.
+# processor, bit for bit. An option that would change them and is not covered raises an error
+# ([models that are covered](../vlm.md)).
 #
 # This page runs offline, so the configuration is written out, with few pixels per image. Yours is
 # `AutoProcessor.from_pretrained("Qwen/Qwen2-VL-2B-Instruct")`.
