@@ -38,10 +38,10 @@ TERMS = {
 }
 """What is linked to the entry of each name (`term-NAME` in the glossary)."""
 OTHER_MEANING = {
-    "stream": {"av.md", "cuda-graphs.md", "decoders.md", "gpu.md", "gpu-evidence.md", "video.md", "video-decoding.md"},
-    "block": {"kernels.md", "shard-cache.md", "storage.md", "benchmarks.md", "faults.md", "errors.md", "video.md"},
+    "stream": {"av-decoder.md", "clips.md", "cuda-graphs.md", "gpu.md", "gpu-evidence.md", "video.md"},
+    "block": {"kernels.md", "shard-cache.md", "storage.md", "benchmarks.md", "errors.md", "video.md"},
     "plan": {"pack.md"},
-    "sample-type": {"decoders.md", "video-decoding.md"},
+    "sample-type": {"av-decoder.md"},
 }
 """Pages on which a word usually means something else."""
 KEPT = re.compile(

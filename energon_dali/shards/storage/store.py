@@ -183,7 +183,8 @@ class RetryPolicy:
     """No attempt of a request starts later than this after its first one. If a web server sends nothing for a third of
     this time, the attempt has failed."""
     store_seconds: float = 120.0
-    """A running loader raises StoreUnavailableError after a store returned only errors for this long."""
+    """A running loader raises StoreUnavailableError after a store returned only errors for this long. Cost: as long a
+    wait before a run ends."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:
