@@ -121,7 +121,7 @@ test-front-ends: $(STAMP) $(VENV)/torchvision
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
-	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --check
 	$(BIN)/python tools/check_figures.py
