@@ -121,7 +121,7 @@ test-front-ends: $(STAMP) $(VENV)/torchvision
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
-	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --check
 	$(BIN)/python tools/check_figures.py
@@ -148,10 +148,9 @@ $(NOTEBOOKS_STAMP): $(STAMP)
 	@touch $@
 
 run-notebooks: notebooks $(NOTEBOOKS_STAMP)
-	rm -rf notebooks/work && mkdir notebooks/work
-	cd notebooks/work && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	cd notebooks && PATH="$(CURDIR)/$(BIN):$$PATH" \
 		PYTHONPATH="$(CURDIR):$$("$(CURDIR)/$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-		"$(CURDIR)/$(NOTEBOOKS_VENV)/bin/jupyter" execute --inplace ../*.ipynb
+		"$(CURDIR)/$(NOTEBOOKS_VENV)/bin/jupyter" execute --inplace *.ipynb
 
 # The smoke test runs twice: after a plain installation, with PIL and PyAV, and then with DALI.
 dist: $(STAMP)

@@ -2,7 +2,8 @@
 # # From images to a trained model
 #
 # You have a folder of photographs, with a sub-folder for each class. At the end of this page, a model tells the classes
-# apart. It takes a minute, without a GPU.
+# apart. It takes a minute, without a GPU. (On a machine without one, install a CPU build of torch first:
+# [installation](../installation.md).)
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
@@ -23,8 +24,8 @@ run("energon-dali demo-data data")  # writes data/photos: 256 photographs. Skip 
 # %% [markdown]
 # ## Pack the images
 #
-# Training reads files in a random order, over and over, and most file systems are slow at that. So the files go into a few
-# large tar files, called **shards**. `pack` writes them. It also writes an index, with which a loader finds each sample.
+# Training reads files in a random order, again and again, and most file systems are slow at that. So `pack` writes the files
+# into a few large tar files, called **shards**, and an index, with which a loader finds each sample.
 #
 # With `ImageClassificationSample`, each sub-folder is a class. `--split` puts a fifth of the images aside for validation.
 
@@ -41,7 +42,7 @@ run(
 # A **task encoder** holds everything that happens between a file and a batch. This one decodes each image, cuts out a random
 # part, and sometimes mirrors it. `DaliDecoder` uses the GPU if there is one. Otherwise it uses the CPU.
 #
-# The validation takes the whole image: random parts would make its result random, too.
+# Validation takes the whole image: with random parts, its result would be random too.
 
 # %%
 import torch
@@ -80,6 +81,19 @@ names = dict(zip(batch.label, batch.label_name))  # such as {0: "astronaut", 1: 
 print(len(names) >= 3)  # True
 
 # %% [markdown]
+# Look at what the model will see, before you train on it:
+
+# %%
+from PIL import Image
+
+with ed.get_loader(train_set) as loader:
+    batch = next(iter(loader))
+row = torch.cat(list(batch.image[:10]), dim=2)  # ten images next to each other
+Image.fromarray((row * 255).byte().permute(1, 2, 0).numpy()).save("batch.png")
+
+# %% [markdown]
+# ![Ten random parts of photographs: a cat, cups of coffee, a temple, rockets](../images/tutorial-batch.png)
+#
 # ## Train
 #
 # The loader gives batches and leaves the training to you. `.to(device)` moves a tensor to the device of the model. If DALI

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Kill a training, and resume it on other ranks
 #
-# A node fails, and your job has to go on with the others. What must not happen: images that come twice or never, or another
-# training than the one that was planned. This page kills a training with `kill -9` and continues it on another number of
-# processes. Then it compares every step with a run that nobody killed.
+# A node fails, and your job has to go on with the others. No image may come twice or be left out, and the steps must stay
+# those that you planned. This page kills a training with `kill -9` and continues it on another number of processes. Then it
+# compares every step with a run that nobody killed.
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
@@ -44,7 +44,9 @@ run("energon-dali pack data/photos photo-shards --sample-type ImageClassificatio
 # - **The checkpoint appears at once**: it is written under another name and then renamed. If the process is killed while it
 #   writes, the last checkpoint is still there.
 #
-# Only this page needs the number of each process, and the log of the images of each step.
+# ![A sequence of images; each step is a range of it, dealt to four ranks, then to three](../images/global-batches.svg)
+#
+# The files with process ids and the log of the images of each step are there for this page alone.
 
 # %%
 TRAIN = """
@@ -138,8 +140,8 @@ print(len(read_log("killed")) >= 5)  # True
 # %% [markdown]
 # ## Continue on three ranks
 #
-# The same program, on three ranks instead of two. It finds the checkpoint and goes on with the step after it. Four more steps
-# are enough here.
+# Run the same program on three ranks instead of two. It finds the checkpoint and goes on with the step after it. Four more
+# steps are enough here.
 
 # %%
 steps = len(read_log("killed")) + 4

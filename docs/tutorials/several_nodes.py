@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Several nodes, and data in a bucket
 #
-# The data is in a bucket, and two machines train on it. Each keeps the shards that it has read on its own disk, so that the
-# next epoch, and the next job, read nothing from the bucket.
+# The data is in a bucket, and two machines train on it. Each keeps what it has read on its own disk, so that the next epoch
+# and the next job read nothing from the bucket.
 #
 # You need no cluster to follow: two agents of torchrun on this machine act as two nodes, and a small server acts as the bucket.
 #
@@ -39,7 +39,7 @@ run("energon-dali demo-data data")
 # %% [markdown]
 # ## A bucket
 #
-# On a cluster you set the endpoint of your store, if it is not AWS, and the keys. Google Cloud, Azure and web servers work too:
+# On a cluster, you set the keys of your store, and its endpoint if it is not AWS. Google Cloud, Azure and web servers work too:
 # [storage by URL](../storage.md).
 
 # %%

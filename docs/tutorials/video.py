@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Train on clips of videos
 #
-# A model sees two seconds of a video at a time. This page packs videos, and loads random clips of them with their audio. Of
-# each file only the part is read that the clip needs.
+# A model sees two seconds of a video at a time. This page packs videos, and loads random clips of them with their audio. Only
+# the part of a file that a clip needs is read.
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"

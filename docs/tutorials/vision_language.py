@@ -15,11 +15,11 @@ import subprocess
 subprocess.run(["energon-dali", "demo-data", "data"], check=True)  # data/captions: 256 images with captions
 
 # %% [markdown]
-# ## Take over the processor
+# ## Use your processor
 #
 # `FrontEnd.from_processor` takes the processor, or the folder that it was saved to. The result writes the same values as the
-# processor, bit for bit; an option that would change them and is not covered raises an error.
-# [79 published configurations](../vlm.md) are tested.
+# processor, bit for bit. An option that would change them and is not covered raises an error
+# ([models that are covered](../vlm.md)).
 #
 # This page runs offline, so the configuration is written out, with few pixels per image. Yours is
 # `AutoProcessor.from_pretrained("Qwen/Qwen2-VL-2B-Instruct")`.
@@ -42,7 +42,7 @@ def tokenize(text):  # yours: tokenizer.encode(text)
 # %% [markdown]
 # ## Write the task encoder
 #
-# Its methods are the stations of a sample, in this order:
+# A sample passes these methods, in this order:
 #
 # 1. `preencode_sample` makes the tokens. `sample.image` is still encoded: it has a layout, but no pixels. `expand_text` writes
 #    as many placeholders into the text as the image has tokens.
@@ -127,8 +127,8 @@ model = Qwen2VLForConditionalGeneration(config).to(device)
 # %% [markdown]
 # ## Load packs
 #
-# Rows are chosen from 64 samples at a time (`packing_buffer_size`). These are encoded files and token ids, a few megabytes;
-# 64 decoded images would be hundreds.
+# Rows are chosen from 64 samples at a time (`packing_buffer_size`). They wait as encoded files and token ids, which take a
+# small part of the memory of decoded images.
 
 # %%
 dataset = ed.get_train_dataset(
@@ -168,7 +168,7 @@ print(losses[-1] < 0.7 * losses[0])  # True
 # %% [markdown]
 # ## What next
 #
-# - Every processor that is covered, tokens, positions, and front ends of your own: [vision-language models](../vlm.md)
+# - All processors that are covered, and how to add your own: [vision-language models](../vlm.md)
 # - `transformers.Trainer`, Accelerate and Lightning with Qwen2-VL, InternVL and LLaVA-OneVision: [examples](../../examples)
 # - Ranks that wait for the one with the most images: [balance](../balance.md)
 # - [Video](video.py): the processor's frames, times and tokens come from `VideoFrontEnd` in the same way
