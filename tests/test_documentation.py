@@ -25,14 +25,25 @@ PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`")
 CODE_PAGES = (
     "architecture.md",
     "benchmarks.md",
+    "benchmarks-log.md",
+    "av-decoder.md",
+    "damaged-images.md",
+    "decode-scale.md",
     "decoders.md",
+    "video-backends.md",
     "cuda-graphs.md",
     "gpu.md",
+    "gpu-evidence.md",
     "kernels.md",
     "../CONTRIBUTING.md",
 )
 """Pages that name files of this repository."""
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+OWN_LINK = re.compile(
+    r"\]\(https://(?:github\.com/energon-dali/energon-dali/(?:blob|tree)"
+    r"|raw\.githubusercontent\.com/energon-dali/energon-dali)/main/([^)#]+)"
+)
+"""A link to a file or folder of this repository, as the README has them: it is also read on package indices."""
 CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')
 
 
@@ -56,11 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
-    """A folder with data from the command in the README."""
+    """A folder with data from the commands in the README."""
     root = tmp_path_factory.mktemp("demo")
-    (arguments,) = re.findall(r"^energon-dali (demo-data [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
-    subprocess.run(command, check=True, capture_output=True, cwd=root)
+    text = (ROOT / "README.md").read_text()
+    made, packed = re.findall(r"^energon-dali ((?:demo-data|pack data/)[^#\n]*)", text, re.MULTILINE)
+    for arguments in (made, packed):
+        command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
+        subprocess.run(command, check=True, capture_output=True, cwd=root)
     return root
 
 
@@ -105,7 +118,14 @@ def test_messages_and_docstrings_name_sections_that_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    missing += [link for link in OWN_LINK.findall(page.read_text()) if not (ROOT / link).exists()]
     assert not missing
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert LINK.findall(text) == []
+    assert len(OWN_LINK.findall(text)) > 50
 
 
 @pytest.mark.parametrize("name", CODE_PAGES)
@@ -120,6 +140,26 @@ def test_pictures_are_up_to_date(picture: str) -> None:
     script = f"import sys; sys.path.insert(0, 'tools'); import {picture}; print({picture}.draw(), end='')"
     drawn = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert drawn == (ROOT / "docs" / "images" / f"{picture}.svg").read_text()
+
+
+def test_drawings_of_concepts_are_up_to_date() -> None:
+    """`python tools/concepts.py` draws them again."""
+    from tools import concepts
+
+    images = ROOT / "docs" / "images"
+    drawn = {f"concept-{name}.svg": draw() for name, draw in concepts.DRAWINGS.items()}
+    assert drawn == {file.name: file.read_text() for file in images.glob("concept-*.svg")}
+
+
+def test_terms_are_linked_where_they_are_first_used() -> None:
+    from tools import glossary_links
+
+    glossary = (ROOT / "docs" / glossary_links.GLOSSARY).read_text()
+    assert [term for term in glossary_links.TERMS if f'id="term-{term}"' not in glossary] == []
+    page = "# Shards\n\n`shard` [shard](pack.md), shards of a CUDA stream. Shards.\n\n```python\nrank\n```\n\nranks\n"
+    linked = page.replace("shards of", "[shards](../concepts.md#term-shard) of")
+    linked = linked.replace("\nranks", "\n[ranks](../concepts.md#term-rank)")
+    assert glossary_links.link_terms(page, "coming-from/page.md") == linked
 
 
 def test_the_picture_of_the_hooks_has_every_hook() -> None:
@@ -172,4 +212,5 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert navigation == pages | {"index.md", "contributing.md", "changelog.md"}
+    tutorials = {f"tutorials/{path.stem}.md" for path in (ROOT / "docs" / "tutorials").glob("*.py")}
+    assert navigation == pages | tutorials | {"index.md", "contributing.md", "changelog.md"}

@@ -24,8 +24,8 @@ Float64Array = npt.NDArray[np.float64]
 MEASURES = {
     "tokens": "text and vision tokens: the length in the language model",
     "text_tokens": "tokens of text",
-    "vision_tokens": "tokens that the vision encoder hands to the language model",
-    "vision_patches": "patches that the vision encoder computes",
+    "vision_tokens": "tokens that the vision and audio encoders hand to the language model",
+    "vision_patches": "patches that the vision encoder computes, and positions of the audio encoder",
     "vision_squares": "sum over images, or frames of videos, of the square of their patches",
 }
 """The columns that every measured dataset has. Hooks add more."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.av.sparse_media import SparseMedia
 from energon_dali.calls import explain_call
+from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.dispatch import DaliHandle, is_eligible_image, is_left_to_pil, submit_block
 from energon_dali.decode.dali.runtime.device import (
@@ -68,7 +69,7 @@ class DaliDecoder(MediaDecoder):
         video_decode_device: Likewise for clips of videos. "auto" takes the fastest choice for each video; PyAV is one
             of the choices.
         video_backend: The library that decodes clips: "auto", "dali", "pyav", "torchcodec" or "pynvvideocodec". What
-            it does not decode correctly, PyAV decodes in the workers. docs/decoders.md#video-backends.
+            it does not decode correctly, PyAV decodes in the workers. docs/video-backends.md.
         num_threads: CPU threads of a pipeline. None means the cores of the rank, its share of the host's, at most 32 on
             the CPU. On a GPU it means half of them, at most 8 for images and 16 for videos; formats that CPU threads
             decode (PNG, BMP, PNM) get all, at most 16. `energon-dali doctor` shows them. Cost: cores that workers and
@@ -247,14 +248,16 @@ class DaliDecoder(MediaDecoder):
 
     @property
     def finishes_in_worker(self) -> bool:
-        clips = self.av_decode
-        has_front_end = isinstance(clips, VideoClips) and clips.front_end is not None
-        return self.placement == "rank" and (self.spec.front_end is not None or has_front_end)
+        return self.placement == "rank" and self._has_front_end
 
     def finish_in_worker(self, handle: MediaHandle, *, decodes: bool = True) -> MediaHandle:
         if handle.spec.front_end is None or isinstance(handle, (DaliHandle, DecodedHandle)):
             return handle  # the others were decoded when they were read
         try:
+            if isinstance(handle, AudioHandle):
+                if decodes:
+                    handle.decoded, handle.data = handle.decode(), b""
+                return handle
             if isinstance(handle, ClipsHandle):
                 return self._settle_clips(handle, None, decodes=decodes)
             return _with_pixels(handle, decode_image(handle)) if decodes else handle
