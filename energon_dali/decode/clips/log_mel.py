@@ -119,8 +119,8 @@ class LogMel:
                     )
             elif key not in _WITHOUT_EFFECT and not key.startswith("_"):
                 raise ConfigError(
-                    f"LogMel does not know {key}={value!r} of {_EXTRACTOR}. Values that could change features are not "
-                    "ignored. Remove it, or run the extractor in encode_sample on decoded audio."
+                    f"LogMel does not support {key}={value!r} of {_EXTRACTOR}. Values that could change features are "
+                    "not ignored. Remove it, or run the extractor in encode_sample on decoded audio."
                 )
         return cls(
             num_mels=int(values.get("feature_size", 80)),
