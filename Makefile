@@ -25,6 +25,7 @@ CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
 
 # One more than the cores of a small machine: a third of the tests' time is waiting.
 JOBS ?= 3
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 DATA ?=
 TABLES ?=
 QUICK ?=
@@ -32,7 +33,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist notebooks run-notebooks demo demo-train bench-all gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist dist-pythons release-check notebooks run-notebooks demo demo-train bench-all gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -46,7 +47,9 @@ help:
 	@echo "make docs               builds the documentation in site/; warnings are errors"
 	@echo "make notebooks          writes the tutorials as notebooks into notebooks/"
 	@echo "make run-notebooks      does so, and runs them, so that they contain what they print"
-	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
+	@echo "make dist               builds sdist and wheel in dist/, and tests both in an empty environment"
+	@echo "make dist-pythons [PYTHONS='python3.10 python3.13']  tests the wheel in an empty environment of each Python"
+	@echo "make release-check      compares versions, and refuses images of the documentation that are older than what they show"
 	@echo "make bench-all [TABLES='peers cpu']   runs the benchmarks of the documentation, each next to other loaders; hours"
 	@echo "make bench-TABLE        runs one: peers, cpu, small, video, first-batch, vision, decode-scale, packing, blend, trainer, remote, streams, scale"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host, and writes OUT/report.html"
@@ -152,7 +155,8 @@ run-notebooks: notebooks $(NOTEBOOKS_STAMP)
 		PYTHONPATH="$(CURDIR):$$("$(CURDIR)/$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		"$(CURDIR)/$(NOTEBOOKS_VENV)/bin/jupyter" execute --inplace *.ipynb
 
-# The smoke test runs twice: after a plain installation, with PIL and PyAV, and then with DALI.
+# The smoke test runs three times: after a plain installation of the wheel, with PIL and PyAV; with what the source
+# distribution builds; and with DALI. twine renders the README as a package index does.
 dist: $(STAMP)
 	rm -rf dist build $(DIST_VENV)
 	$(BIN)/python -m build --outdir dist .
@@ -160,8 +164,28 @@ dist: $(STAMP)
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH)
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt dist/*.whl
 	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.tar.gz
+	$(DIST_VENV)/bin/python tools/smoke_test.py
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt "$$(ls dist/*.whl)[$(DALI)]"
 	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet twine
+	$(DIST_VENV)/bin/python -m twine check --strict dist/*
+
+# Tests the wheel of `make dist` in an empty environment of each Python that this machine has.
+dist-pythons:
+	@ls dist/*.whl >/dev/null || { echo "There is no wheel in dist/: make dist"; exit 1; }
+	@set -e; for python in $(PYTHONS); do \
+		"$$python" -c 'import ensurepip' 2>/dev/null || { echo "$$python: not on this machine, not tested"; continue; }; \
+		"$$python" -m venv --clear $(DIST_VENV); \
+		$(DIST_VENV)/bin/python -m pip install --quiet $(TORCH); \
+		$(DIST_VENV)/bin/python -m pip install --quiet dist/*.whl; \
+		$(DIST_VENV)/bin/python -m pip check; \
+		$(DIST_VENV)/bin/python tools/smoke_test.py; \
+		echo "$$python: installed and tested"; \
+	done
+
+release-check: $(STAMP)
+	$(BIN)/python tools/release_check.py
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')

@@ -132,10 +132,10 @@ class MediaDecoder(Decoder):
             the audio.
         guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Cost:
             about 20 us per part.
-        operations: Applied to each image inside the decoder, in this order. Cost: one resampling and one flip at most,
-            which all of them are folded into.
+        operations: Applied to each image inside the decoder, in this order. Cost: at most one resampling and one flip
+            for all of them together.
         front_end: Makes of each image what a vision-language model takes, after all operations; the images become
-            VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md. Cost: rendering in
+            VisionInput. Hooks before decoding see handles that have their `num_tokens`. docs/vlm.md. Cost: rendering in
             the same pass; the batch takes the memory of the processor's output.
         audio_front_end: Makes of each recording (a video or audio part without video) what a model takes, whatever
             `av_decode` says; the recordings become AudioInput. Hooks before decoding see handles that know their

@@ -107,7 +107,7 @@ class StepPlan:
     steps: range
     """The steps that exist: fewer than were asked for if the data ends before."""
     notes: list[str]
-    """What the plan cannot know, or had to do, in sentences."""
+    """What the plan cannot predict, or had to do, in sentences."""
     _rows: list[tuple[int, int, int, int]] = field(repr=False)
     """Tuples (step, rank, stream, number of the element in the plan of that stream)."""
     _plans: dict[int, Planned] = field(repr=False)
