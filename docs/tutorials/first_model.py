@@ -90,7 +90,8 @@ names = dict(zip(batch.label, batch.label_name))  # such as {0: "astronaut", 1: 
 print(len(names) >= 3)  # True
 
 # %% [markdown]
-# Look at what the model will see, before you train on it:
+# Look at what the model will see, before you train on it. (In a notebook, a cell that ends with `batch`
+# [shows it](../reference/notebooks.md), too.)
 
 # %%
 from PIL import Image
