@@ -123,7 +123,7 @@ test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py tests/task_encoder tests/decode/front_ends/test_omni_positions.py
 
 check: $(STAMP)
-	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --check
