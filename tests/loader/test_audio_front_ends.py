@@ -16,6 +16,7 @@ from energon_dali import (
     DaliDecoder,
     DefaultTaskEncoder,
     MediaHandle,
+    PlannedPacks,
     SampleDecoder,
     WorkerConfig,
     basic_sample_keys,
@@ -165,15 +166,50 @@ def test_random_segments_continue_from_a_state(folder: Path, name: str) -> None:
     assert expected[0]["feature_attention_mask"].sum(1).tolist() == [20] * 6
 
 
+@stateless
+def cook_one(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**basic_sample_keys(sample), "audio": sample["a.wav"]}
+
+
+class Packed(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Packs recordings after a text of two tokens; keeps the segments that fit."""
+
+    cookers = (Cooker(cook_one),)
+
+    @stateless
+    def preencode_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "tokens": np.array([1, *[7] * len(as_list(sample["audio"])), 2])}
+
+    @stateless
+    def cut_sample(self, sample: dict[str, Any], length: int) -> dict[str, Any]:
+        while count_tokens(sample) > length:
+            sample["audio"].pop()
+            sample["tokens"] = np.array([1, *[7] * len(sample["audio"]), 2])
+        return sample
+
+    @stateless
+    def pack_selected_samples(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        audio = [one for sample in samples for one in as_list(sample["audio"])]
+        return {
+            "__key__": samples[0]["__key__"],
+            "__restore_key__": (),
+            "keys": [sample["__key__"] for sample in samples],
+            "length": sum(count_tokens(sample) for sample in samples),
+            **batch_audio(audio),
+        }
+
+    @stateless
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return samples[0]
+
+
+def as_list(audio: Any) -> list[Any]:
+    return audio if isinstance(audio, list) else [audio]
+
+
 def test_measures_count_the_tokens_of_recordings(folder: Path) -> None:
-    class Counted(Encoder):
-        cookers = (Cooker(stateless(lambda sample: {**basic_sample_keys(sample), "audio": [sample["a.wav"]]})),)
-
-        @stateless
-        def preencode_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
-            return {**sample, "tokens": np.array([1, 7, 2])}
-
-    encoder = Counted(SampleDecoder(audio_front_end=FRONT_END))
+    encoder = Packed()
+    encoder.decoder = SampleDecoder(audio_front_end=FRONT_END)
     (result,) = measure_datasets(str(folder / "samples"), encoder)
     assert result.num_measured == SAMPLES - 1  # a damaged recording of the sample fails it
     (found,) = opened(folder / "samples", encoder)()
@@ -182,6 +218,30 @@ def test_measures_count_the_tokens_of_recordings(folder: Path) -> None:
         -1 if f"s{number}" == BROKEN else FRONT_END.layout(4000 + 500 * number).num_tokens for number in range(SAMPLES)
     ]
     assert found.take("text_tokens", np.arange(SAMPLES)).tolist() == [-1 if token < 0 else 2 for token in tokens]
+
+
+@pytest.mark.parametrize(("segments", "most"), [("first", 20), ("all", 6)])
+def test_packs_are_planned_by_the_tokens_of_recordings(folder: Path, segments: Any, most: int) -> None:
+    encoder = Packed()
+    seconds = 0.1 if segments == "all" else None
+    encoder.decoder = SampleDecoder(audio_front_end=FRONT_END, audio_segments=segments, audio_seconds=seconds)
+    measure_datasets(str(folder / "samples"), encoder)
+    with pytest.warns(UserWarning, match="1 could not be measured"):
+        dataset = get_train_dataset(
+            folder / "samples",
+            task_encoder=encoder,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=quiet),
+            global_batch_size=1,
+            batch_size=1,
+            packs=PlannedPacks(most, window=SAMPLES),
+            shuffle_buffer_size=None,
+        )
+    with get_savable_loader(dataset) as batches:
+        packs = take(batches, 3)
+    lengths = [pack["length"] for pack in packs]
+    assert max(lengths) <= most
+    assert min(lengths) > most // 2
+    assert all(len(pack["keys"]) > 1 for pack in packs) == (segments == "first")
 
 
 def long_files(folder: Path) -> Path:
