@@ -24,7 +24,9 @@ from energon_dali import (
     count_tokens,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
     measure_datasets,
+    plan_steps,
     stateless,
 )
 from energon_dali.av.media_indexing import MediaIndexer
@@ -252,6 +254,19 @@ def long_files(folder: Path) -> Path:
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(CRUDE))
     add_media_metadata(str(folder), MediaFilter("EXTENSION"), index_media=MediaIndexer())
     return folder
+
+
+def test_a_plan_knows_the_tokens_of_recordings(tmp_path: Path) -> None:
+    class Audio(Packed):
+        cookers = (Cooker(stateless(lambda sample: {**basic_sample_keys(sample), **sample})),)
+        decoder = SampleDecoder(audio_front_end=FRONT_END)
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    tree = get_val_dataset(
+        str(long_files(tmp_path / "long")), split_part="train", worker_config=config, task_encoder=Audio()
+    )
+    (wav, flac, _) = (step.samples[0].num_tokens for step in plan_steps(tree, range(3)))
+    assert wav == flac == FRONT_END.layout(160_000).num_tokens
 
 
 def test_only_the_packets_of_a_segment_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
