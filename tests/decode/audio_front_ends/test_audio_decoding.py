@@ -118,6 +118,20 @@ def test_parts_with_video_follow_av_decode() -> None:
     assert clips.frames.shape[:2] == (1, 2)
 
 
+@pytest.mark.parametrize("decoder", [SampleDecoder, DaliDecoder])
+def test_the_audio_of_videos_is_taken_on_request(decoder: Any) -> None:
+    options = {} if decoder is SampleDecoder else {"image_decode_device": "cpu", "video_decode_device": "cpu"}
+    clips = VideoClips(frames_per_clip=2)
+    made = decoder(audio_front_end=FRONT_END, av_decode=clips, audio_of_videos=True, **options)
+    file = video_file("h264-aac-mp4")
+    found = made.decode("mp4", file)
+    samples = AVDecoder(file, sample_rate=16_000, audio_channels=1).get_audio().audio_clips[0][0]
+    assert torch.equal(found["audio"].features, FRONT_END.render(samples).features)
+    assert torch.equal(found["video"].frames, decoder(av_decode=clips, **options).decode("mp4", file).frames)
+    assert made.decode("mp4", video_file("h264-mp4"))["audio"] is None
+    assert isinstance(made.decode("flac", audio_file("flac")), AudioInput)
+
+
 def test_damaged_and_short_recordings_fail_with_the_reason() -> None:
     decoder = SampleDecoder(audio_front_end=FRONT_END)
     content = audio_file("flac")
@@ -135,6 +149,7 @@ def test_damaged_and_short_recordings_fail_with_the_reason() -> None:
     [
         ({"audio_front_end": "whisper"}, "is not an audio front end"),
         ({"audio_segments": "all"}, "without audio_front_end"),
+        ({"audio_of_videos": True}, "without audio_front_end"),
         ({"audio_front_end": FRONT_END, "audio_segments": "all"}, "takes recordings of any length"),
         ({"audio_front_end": FRONT_END, "audio_segments": "last"}, "first, random, all"),
         ({"audio_front_end": FRONT_END, "audio_seconds": 0}, "greater than 0"),
