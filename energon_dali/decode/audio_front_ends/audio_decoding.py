@@ -23,8 +23,11 @@ def stage_recording(
     seed: int = 0,
     source: SourceInfo | None = None,
     limits: AVLimits | None = None,
-) -> AudioHandle | list[AudioHandle] | None:
-    """Returns the handle of a recording, or one for each of its segments; None if the file has video.
+    of_videos: bool = False,
+) -> tuple[AudioHandle | list[AudioHandle] | None, bool]:
+    """Returns the handle of a recording, or one for each of its segments, and whether the file has video.
+
+    There is no handle, but None, for a video without audio, and for all videos unless `of_videos` is set.
 
     Args:
         name: Part name.
@@ -33,14 +36,16 @@ def stage_recording(
         seed: Determines random segments.
         source: Where it came from, for messages.
         limits: Limits for decoding; None for the defaults.
+        of_videos: Whether the audio of videos is taken too.
 
     Raises:
         DecodeError: The file cannot be opened, or the front end refuses recordings of its length.
     """
     with MediaFile(raw, limits=limits) as file:
         try:
-            if file.find_stream("video") is not None:
-                return None
+            has_video = file.find_stream("video") is not None
+            if has_video and not (of_videos and file.find_stream("audio") is not None):
+                return None, True
             total = _reader(file, spec.front_end).num_samples
             handles = [
                 AudioHandle(
@@ -62,7 +67,7 @@ def stage_recording(
                 handle.layout  # noqa: B018 - raises if the front end refuses the length
         except DecodeError as error:
             raise DecodeError(error.reason, error.format or file.format, error.route or ROUTE) from error
-    return handles if spec.segments == "all" else handles[0]
+    return (handles if spec.segments == "all" else handles[0]), has_video
 
 
 def find_recording_packets(
@@ -80,7 +85,7 @@ def find_recording_packets(
     assert index.audio is not None
     try:
         media = SparseMedia(index)
-        staged = stage_recording(name, media, spec, seed=seed, limits=limits)
+        staged, _ = stage_recording(name, media, spec, seed=seed, limits=limits, of_videos=True)
         handles = staged if isinstance(staged, list) else [staged]
         ranges = [_range(handle) for handle in handles if handle is not None and _range(handle)[1] > _range(handle)[0]]
         with MediaFile(media, limits=limits) as file:
