@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 LONGEST_SECONDS = 3600.0
 
 
+def _take_optional(config: ProcessorConfig, name: str, most: float) -> float | None:
+    """Returns a number, or None if the configuration has none."""
+    return None if config.take(name) is None else config.take_number(name, 0.0, least=0.0, most=most)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodecWaveforms(PaddedWaveforms):
     """Base of front ends for codecs. Values: dtype[channels, samples]; the mask is int32[recordings, samples]."""
@@ -65,16 +70,12 @@ class Encodec(CodecWaveforms):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        chunked = {"chunk_seconds": "chunk_length_s", "overlap": "overlap"}
-        most = {"chunk_seconds": LONGEST_SECONDS, "overlap": 1.0}
         return cls(
             sampling_rate=take_sampling_rate(config, 24_000),
             channels=config.take_integer("feature_size", 1, most=2),
+            chunk_seconds=_take_optional(config, "chunk_length_s", LONGEST_SECONDS),
+            overlap=_take_optional(config, "overlap", 1.0),
             **cls.padding_of(config),
-            **{
-                field: None if config.take(name) is None else config.take_number(name, 0.0, least=0.0, most=most[field])
-                for field, name in chunked.items()
-            },
         )
 
     def __post_init__(self) -> None:
@@ -292,7 +293,7 @@ class Gemma4Unified(PaddedAudio):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.take("return_attention_mask")
-        config.take("feature_size")
+        config.take_integer("feature_size", 640, least=2)  # of 1, the extractor would pad both axes
         return cls(
             sampling_rate=take_sampling_rate(config),
             samples_per_token=config.take_integer("audio_samples_per_token", 640),
