@@ -189,6 +189,8 @@ def _may_hold_media(reference: Lazy[Any]) -> bool:
     decoder = getattr(reference.ds, "decoder", None)
     if reference.ds is None or getattr(getattr(decoder, "spec", None), "front_end", None) is not None:
         return True
+    if getattr(decoder, "audio_spec", None) is not None:
+        return True
     return getattr(getattr(decoder, "av_decode", None), "front_end", None) is not None
 
 

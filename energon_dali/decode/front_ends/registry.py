@@ -277,7 +277,9 @@ def _from_object(processor: object, inner: object, medium: Medium) -> ProcessorC
     values = dict(to_dict())
     if medium == "audio":
         values.setdefault("feature_extractor_type", type(media_processor).__name__)
-        return ExtractorConfig(values, outer=outer, tokenizer=tokenizer)
+        config = ExtractorConfig(values, outer=outer, tokenizer=tokenizer)
+        config.mel_filters = getattr(media_processor, "mel_filters", None)
+        return config
     values.setdefault("image_processor_type", type(media_processor).__name__)
     backend = getattr(media_processor, "backend", "pil")
     arithmetic: Arithmetic = "torch" if backend == "torchvision" else "pil"
