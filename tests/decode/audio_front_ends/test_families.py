@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from energon_dali.decode.audio_front_ends.vocoders import SpeechT5Target
 from energon_dali.errors import ConfigError, DecodeError
 from tests.decode.audio_front_ends.family_cases import FAMILIES, AudioCase, all_cases
 from tests.decode.audio_front_ends.family_comparison import compare
+from tests.decode.audio_front_ends.speech_cases import call_processor
+from tests.decode.front_ends.tile_cases import processor_class, tokenizer
 
 CASES: dict[str, list[AudioCase]] = defaultdict(list)
 for some_case in all_cases():
@@ -135,3 +138,49 @@ def test_speech_t5_has_a_front_end_for_each_side() -> None:
     decoder = SpeechT5Target.from_processor({"feature_extractor_type": "SpeechT5FeatureExtractor"})
     assert (encoder.family, decoder.family) == ("speecht5", "speecht5_target")
     assert decoder.layout(16_000).num_frames == 63
+
+
+GEMMA_TOKENS = {
+    "image_token": "<img>",
+    "boi_token": "<boi>",
+    "eoi_token": "<eoi>",
+    "audio_token": "<|aud|>",
+    "boa_token": "<boa>",
+    "eoa_token": "<eoa>",
+}
+
+
+@pytest.mark.parametrize("module", ["gemma3n", "gemma4", "gemma4_unified"])
+def test_texts_of_gemma_are_those_of_its_processors(module: str) -> None:
+    processor = gemma_processor(module)
+    front_end = AudioFrontEnd.from_processor(processor)
+    rate, generator = 16_000, np.random.default_rng(5)
+    lengths = [600, 640, 641, rate, 31 * rate, *generator.integers(600, 4 * rate, 4).tolist()]
+    waveforms = [generator.standard_normal(length).astype(np.float32) / 9 for length in lengths]
+    inputs = [front_end.render(waveform) for waveform in waveforms]
+    layouts = [recording.layout for recording in inputs]
+    made, texts = call_processor(processor, waveforms)
+    assert texts == [front_end.audio_text(layout) for layout in layouts]
+    assert front_end.expand_text("a <|aud|> b" * len(texts), layouts) == "".join(f"a {text} b" for text in texts)
+    if module == "gemma3n":
+        counted = processor._get_num_multimodal_tokens(audio_lengths=lengths)["num_audio_tokens"]
+        assert counted == [layout.num_tokens for layout in layouts]
+    else:  # it does not cut, as the extractor does
+        counted = [
+            processor._compute_audio_num_tokens(np.zeros(length), rate) for length in lengths if length < 4 * rate
+        ]
+        assert counted == [layout.num_tokens for layout in layouts if layout.num_samples < 4 * rate]
+    batch = batch_audio(inputs)
+    for key in front_end.model_keys:
+        torch.testing.assert_close(batch[key], made[key], rtol=0, atol=0)
+    assert front_end.audio_token_id == processor.tokenizer.convert_tokens_to_ids("<|aud|>")
+
+
+def gemma_processor(module: str) -> Any:
+    """Returns a processor of Gemma with a tokenizer of a few words."""
+    name = "".join(word.capitalize() for word in module.split("_"))
+    made = import_module(f"transformers.models.{module}.feature_extraction_{module}")
+    kind = processor_class(module, f"{name}Processor")
+    inner = getattr(made, f"{name}AudioFeatureExtractor")()
+    others = {} if module == "gemma3n" else {"video_processor": None}
+    return kind(feature_extractor=inner, image_processor=None, tokenizer=tokenizer(**GEMMA_TOKENS), **others)
