@@ -26,7 +26,8 @@ from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevi
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.gemma4 import Gemma4
-from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.gemma4_video import Gemma4Video
+from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm5NextVideo, Glm46VVideo, GlmgaVideo
 from energon_dali.decode.front_ends.glm5_next import Glm5Next, MuseGlimmer
 from energon_dali.decode.front_ends.granite_docling import GraniteDocling
 from energon_dali.decode.front_ends.idefics2 import Idefics2
@@ -52,6 +53,7 @@ from energon_dali.decode.front_ends.patch_relatives import (
     PaddleOcrVL,
     VideoLlama3,
 )
+from energon_dali.decode.front_ends.patched_video_relatives import Cosmos3EdgeVideo, KimiK25Video
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
 from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
 from energon_dali.decode.front_ends.pix2struct import Kosmos25, Pix2Struct
@@ -144,6 +146,11 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     Qwen3VLVideo,
     Glm4VVideo,
     Glm46VVideo,
+    Glm5NextVideo,
+    GlmgaVideo,
+    Cosmos3EdgeVideo,
+    KimiK25Video,
+    Gemma4Video,
     InternVLVideo,
     LlavaOnevisionVideo,
     VisionVideo,
