@@ -42,6 +42,7 @@ from energon_dali.decode.front_ends.minicpm_v import MiniCpmV
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
+from energon_dali.decode.front_ends.nemotron_omni import NemotronOmni
 from energon_dali.decode.front_ends.ovis2 import Ovis2
 from energon_dali.decode.front_ends.padded_batch import PaddedBatch
 from energon_dali.decode.front_ends.patch_relatives import (
@@ -120,6 +121,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Phi4Multimodal,
     Lfm2VL,
     Molmo2,
+    NemotronOmni,
     LlavaNext,
     LlavaOnevision,
     Mllama,

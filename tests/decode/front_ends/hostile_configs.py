@@ -325,6 +325,13 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
         {"processor_class": "MuseGlimmerProcessor"},
         ("image_token", "image_start_token", "image_end_token"),
     ),
+    "NemotronH_Omni_Reasoning_V3ImageProcessor": (
+        {"patch_size": 4, "min_num_patches": 9, "max_num_patches": 40},
+        ("patch_size", "downsample_ratio", "min_num_patches", "max_num_patches", "max_model_len"),
+        {"processor_class": "NemotronH_Omni_Reasoning_V3Processor"},
+        ("image_token", "image_start_token"),
+    ),
+    "PI0ImageProcessor": ({"size": {"max_height": 28, "max_width": 28}, "pad_size": 28}, (), {}, ()),
     "Step3p7ImageProcessor": (
         {"size": _SQUARE, "patch_size": 20},
         ("patch_size", "max_image_size", "vision_patch_size", "downsampler_stride"),

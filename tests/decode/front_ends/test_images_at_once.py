@@ -29,6 +29,7 @@ _CONFIGS = {
     "MiniCPMV4_6ImageProcessor": {"scale_resolution": 30, "patch_size": 4},
     "Molmo2ImageProcessor": {**_SMALL, "patch_size": 4, "overlap_margins": [1, 1]},
     "MuseGlimmerImageProcessor": {"max_image_tokens": 12},
+    "NemotronH_Omni_Reasoning_V3ImageProcessor": {"patch_size": 4, "min_num_patches": 9, "max_num_patches": 40},
     "Ovis2ImageProcessor": {**_SMALL, "crop_to_patches": True},
     "PaddleOCRVLImageProcessor": {"size": {"shortest_edge": 400, "longest_edge": 6000}},
     "PerceptionLMImageProcessor": {"tile_size": 28},

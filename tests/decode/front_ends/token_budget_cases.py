@@ -184,6 +184,28 @@ def drawn_step3p7(draw: random.Random) -> Any:
     )
 
 
+def nemotron_omni(**values: Any) -> Any:
+    """Returns the processor of Nemotron-H Omni, without those of videos and audio."""
+    name = "NemotronH_Omni_Reasoning_V3"
+    inner = torchvision_processor("nemotron_h_omni", f"{name}ImageProcessor", **values)
+    words = tokenizer("<image>", "<video>", "<so_embedding>")
+    return processor_class("nemotron_h_omni", f"{name}Processor")(inner, None, words)
+
+
+def drawn_nemotron_omni(draw: random.Random) -> Any:
+    fewest = draw.choice((1, 30, 200))
+    return nemotron_omni(
+        patch_size=draw.choice((8, 14, 16)),
+        downsample_ratio=draw.choice((0.5, 1.0)),
+        min_num_patches=fewest,
+        max_num_patches=draw.choice((0, fewest + 100, 2000)),
+        max_model_len=draw.choice((100, 16384)),
+        resample=draw.choice((2, 3)),
+        do_rescale=draw.random() < 0.9,
+        do_normalize=draw.random() < 0.9,
+    )
+
+
 def kosmos2_5(**values: Any) -> Any:
     """Returns the image processor of Kosmos-2.5."""
     return image_processor("kosmos2_5", "Kosmos2_5ImageProcessor", do_convert_rgb=True, **values)
@@ -317,6 +339,7 @@ CASES = (
     Case("GLM-5", drawn_glm5_next, lambda: glm("glm5_next", "Glm5Next"), None, run, texts=patch_texts, slow=True),
     Case("GLM-GA", drawn_glmga, lambda: image_processor("glmga", "GlmgaImageProcessor"), glmga_tokens, slow=True),
     Case("Muse Glimmer", drawn_muse_glimmer, muse_glimmer, None, run, texts=patch_texts, torchvision=True),
+    Case("Nemotron-H Omni", drawn_nemotron_omni, nemotron_omni, None, run, texts=texts, torchvision=True),
     Case("Step 3.7", drawn_step3p7, step3p7, None, run, texts=texts, torchvision=True),
     Case("Kosmos-2.5", drawn_kosmos2_5, kosmos2_5, slow=True),
 )
