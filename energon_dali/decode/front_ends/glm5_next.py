@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import HALF
+from energon_dali.decode.front_ends.lanczos import resized_by_torch
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.padded_blocks import view_in_blocks, whole_blocks
 from energon_dali.decode.front_ends.processor_config import LARGEST_AREA, ProcessorConfig
@@ -130,24 +131,11 @@ class MuseGlimmer(Qwen2VL):
         return super().arrange_alike(self._resampled(Pixels(tensor=pixels), layout).tensor, layout)
 
     def _resampled(self, pixels: Pixels, layout: ImageLayout) -> Pixels:
-        """Returns the pixels resampled by torch's Lanczos filter, which it has for bytes on a CPU, where that is used.
-
-        It rounds some bytes otherwise than PIL's, which the front ends of other families use.
-        """
+        """Returns the pixels at the size of the view, by torch's Lanczos filter where that is asked for."""
         (view,) = layout.views
-        if self.filter != "lanczos" or self.resampling != "torch" or pixels.size == (view.height, view.width):
+        if self.filter != "lanczos" or self.resampling != "torch":
             return pixels
-        from torch.nn.functional import interpolate
-
-        if pixels.tensor.is_cuda:
-            return pixels
-        batch = pixels.tensor.reshape(-1, *pixels.tensor.shape[-3:]).contiguous()
-        size = (view.height, view.width)
-        try:
-            made = interpolate(batch, size=size, mode="lanczos", antialias=True, align_corners=False)
-        except (NotImplementedError, ValueError):  # torch before 2.12
-            return pixels
-        return Pixels(tensor=made.reshape(*pixels.tensor.shape[:-2], *size))
+        return resized_by_torch(pixels, view.height, view.width)
 
     def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         values = self.values.convert(pixels, self.torch_dtype, channel_axis=1)  # dtype[patches, 3, patch_size ** 2]

@@ -67,6 +67,7 @@ from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
+from energon_dali.decode.front_ends.smolvlm_video import SmolVLMVideo
 from energon_dali.decode.front_ends.step3p7 import Step3p7
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.front_ends.vision_video import VisionVideo, VJepa2Video
@@ -155,6 +156,7 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     Gemma4Video,
     InternVLVideo,
     LlavaOnevisionVideo,
+    SmolVLMVideo,
     VisionVideo,
     VJepa2Video,
     InstructBlipVideo,

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from energon_dali.decode.front_ends.smolvlm_video import number_in_words
 from tests.decode.front_ends.comparison import Comparison
 from tests.decode.front_ends.published import published
 from tests.decode.front_ends.tile_cases import processor_class, tokenizer
@@ -48,6 +49,7 @@ TIMED = {
     "Gemma 4 videos": ("gemma4", "Gemma4VideoProcessor"),
     "GLM-5 videos": ("glm5_next", "Glm5NextVideoProcessor"),
     "GLM-GA videos": ("glmga", "GlmgaVideoProcessor"),
+    "SmolVLM videos": ("smolvlm", "SmolVLMVideoProcessor"),
     "Kimi-K2.5 videos": ("kimi_k25", "Kimi_K25VideoProcessor"),
 }
 """Videos with times in their text, as patches."""
@@ -90,11 +92,21 @@ AROUND = {
     "Kimi_K25VideoProcessor": lambda inner: _processor(
         "kimi_k25", "Kimi_K25Processor", None, tokenizer(**_VISION_TOKENS), inner
     ),
+    "SmolVLMVideoProcessor": lambda inner: _smolvlm(inner),
     "VideoLlavaVideoProcessor": lambda inner: _processor(
         "video_llava", "VideoLlavaProcessor", None, inner, tokenizer("<image>", "<video>"), patch_size=9
     ),
 }
 """By video processor: makes a processor around it, whose texts are compared."""
+
+
+def _smolvlm(inner: Any) -> Any:
+    """Returns the processor of SmolVLM, which needs num2words, with our numbers in words where that is missing."""
+    module = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
+    if not hasattr(module, "num2words") or not module.is_num2words_available():
+        vars(module).update(num2words=number_in_words, is_num2words_available=lambda: True)
+    words = tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<video>")
+    return _processor("smolvlm", "SmolVLMProcessor", None, words, inner, image_seq_len=4)
 
 
 def _processor(module: str, name: str, *parts: Any, **values: Any) -> Any:
@@ -167,6 +179,14 @@ def draw_values(draw: random.Random, kind: str) -> dict[str, Any]:
             }
         return values
     values: dict[str, Any] = {"do_sample_frames": draw.random() < 0.7}
+    if kind == "SmolVLMVideoProcessor":
+        sizes = ({"longest_edge": draw.randint(9, 200)}, {"height": draw.randint(9, 90), "width": draw.randint(9, 90)})
+        values |= {"size": draw.choice(sizes), "max_image_size": {"longest_edge": draw.randint(5, 120)}}
+        return values | {
+            "fps": draw.choice((0.5, 1, 4)),
+            "num_frames": draw.randint(1, 20),
+            "resample": draw.choice((1, 2)),
+        }
     if kind == "Gemma4VideoProcessor":
         values |= {"max_soft_tokens": draw.choice((70, 140)), "pooling_kernel_size": draw.choice((1, 2, 3))}
         return values | {"patch_size": draw.choice((4, 8)), "num_frames": draw.randint(1, 20)}
