@@ -40,11 +40,14 @@ REASONS = {
     "SegGptImageProcessor": "takes prompts of images and masks with the image",
     "TimmWrapperImageProcessor": "needs timm, whose own transforms it runs",
     "TvpImageProcessor": "takes videos as lists of images",
+    "Ernie4_5_VLMoeVideoProcessor": "draws times into the frames",
+    "VideoLlama3VideoProcessor": "drops tokens of frames that differ little, so that their number follows from pixels",
     "VitMatteImageProcessor": "takes a trimap with the image, as a fourth channel",
     "VitPoseImageProcessor": "cuts out the boxes of people, which it is given with the image",
 }
 """Why a class has no front end, where it is not that nobody has written one yet."""
 NAMED = (
+    *("aria", "glm46v", "glm5_next", "granite_docling", "minicpmv4_6"),
     *("aya_vision", "blip", "blip-2", "clip", "convnext", "deepseek_vl", "deit", "detr", "dinov2", "dinov3_vit"),
     *("donut-swin", "florence2", "gemma3", "gemma3n", "gemma4", "glm4v", "grounding-dino", "idefics2", "idefics3"),
     *("internvl", "janus", "kimi_k25", "layoutlmv3", "llama4", "llava", "llava_next", "llava_onevision"),
