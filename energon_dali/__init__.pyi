@@ -93,6 +93,11 @@ from energon_dali.decode import (
     Resize as Resize,
     SampleDecoder as SampleDecoder,
 )
+from energon_dali.decode.audio_front_ends import (
+    AudioFrontEnd as AudioFrontEnd,
+    AudioInput as AudioInput,
+    batch_audio as batch_audio,
+)
 from energon_dali.decode.clips import (
     ClipAudio as ClipAudio,
     LogMel as LogMel,
@@ -233,6 +238,10 @@ from energon_dali.samples.context_parallel import (
 )
 from energon_dali.shards import (
     RetryPolicy as RetryPolicy,
+)
+from energon_dali.task_encoder.chat_encoder import (
+    ChatEncoder as ChatEncoder,
+    EncodedChat as EncodedChat,
 )
 from energon_dali.task_encoder.cooking import (
     Cooker as Cooker,

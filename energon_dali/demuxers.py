@@ -27,6 +27,8 @@ AV_SUFFIXES = frozenset(
     {"aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm"}
 )
 """Suffixes (in lower case) of video and audio: Energon's, and aac, m4a, m4v, mpeg, mpg, ogg and opus."""
+AUDIO_SUFFIXES = frozenset({"aac", "flac", "m4a", "mp3", "ogg", "opus", "wav"})
+"""Those of files that have no video, as a rule."""
 
 _VIDEO = (
     "asf",
@@ -218,7 +220,7 @@ def open_container(reader: Any, options: dict[str, str] | None = None, **setting
 
     Raises:
         DecodeError: The format is not one of `DEMUXERS`, or the header is damaged.
-        FFmpegError: FFmpeg does not know the format or cannot read it.
+        FFmpegError: FFmpeg does not recognise the format, or cannot read it.
     """
     import av
 

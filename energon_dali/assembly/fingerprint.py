@@ -26,7 +26,7 @@ import numpy as np
 
 from energon_dali.assembly.sample_loaders import FactoryLoader
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.decode.front_ends import FrontEnd
+from energon_dali.decode.front_ends.processor_family import ProcessorFamily
 from energon_dali.decode.interface import Decoder
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples.base import CrudeSample
@@ -129,10 +129,15 @@ def layout_options(decoder: Decoder | None) -> dict[str, Any]:
     if getattr(clips, "front_end", None) is not None:
         own = {one.name: getattr(clips, one.name) for one in fields(clips) if one.init and one.name != "front_end"}
         found |= {f"video {name}": value for name, value in {**own, **_layout_config(clips.front_end)}.items()}
+    if getattr(decoder, "audio_spec", None) is not None:
+        spec = decoder.audio_spec  # type: ignore[union-attr]
+        found |= {f"audio {name}": value for name, value in _layout_config(spec.front_end).items()}
+        of_videos = getattr(decoder, "audio_of_videos", False)
+        found |= {"audio segments": spec.segments, "audio seconds": spec.seconds, "audio of videos": of_videos}
     return found
 
 
-def _layout_config(front_end: FrontEnd) -> dict[str, Any]:
+def _layout_config(front_end: ProcessorFamily) -> dict[str, Any]:
     return {name: value for name, value in front_end.config().items() if name not in _OF_PIXELS}
 
 
@@ -299,7 +304,7 @@ class _Reached:
             if array.dtype.hasobject:  # its bytes are addresses
                 return f"{array.dtype}{list(array.shape)} {self.text(array.tolist(), depth)}"
             return f"{array.dtype}{list(array.shape)} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
-        if isinstance(value, FrontEnd):
+        if isinstance(value, ProcessorFamily):
             return json.dumps(_layout_config(value), sort_keys=True, default=str)
         if isinstance(value, Decoder):
             return json.dumps(layout_options(value), sort_keys=True, default=str)

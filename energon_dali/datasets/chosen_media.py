@@ -93,6 +93,6 @@ def media_chooser(folder: WebdatasetFolder, decoder: Decoder | None) -> MediaCho
         folder: The dataset.
         decoder: Decodes its samples.
     """
-    if not isinstance(decoder, MediaDecoder) or not decoder.takes_sparse("mp4"):
+    if not isinstance(decoder, MediaDecoder) or not (decoder.takes_sparse("mp4") or decoder.takes_sparse("wav")):
         return None
     return MediaChooser(folder, decoder)

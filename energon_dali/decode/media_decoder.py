@@ -11,11 +11,13 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from energon_dali.calls import explain_call
+from energon_dali.decode.audio_front_ends import AudioFrontEnd
+from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSegments, AudioSpec
 from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.front_ends import FrontEnd
 from energon_dali.decode.images import decode_image, import_readers, screen_image
-from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, Placement
+from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, Placement, map_handles
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.part_kind import decodes_kind, find_part_kind, guess_part_kind, require_filetype
 from energon_dali.decode.spec import (
@@ -27,6 +29,7 @@ from energon_dali.decode.spec import (
     ImageDtype,
     ImageSpec,
 )
+from energon_dali.demuxers import AUDIO_SUFFIXES
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples.base import SourceInfo
 
@@ -103,6 +106,10 @@ class DecoderOptions(TypedDict, total=False):
     max_pixels: int
     max_bytes: int
     front_end: FrontEnd | None
+    audio_front_end: AudioFrontEnd | None
+    audio_segments: AudioSegments
+    audio_seconds: float | None
+    audio_of_videos: bool
     decode_scale: DecodeScale
 
 
@@ -114,24 +121,38 @@ class MediaDecoder(Decoder):
             "rgb8" (numpy uint8 [H, W, 3]) or "pil".
         av_decode: What video and audio parts become. "AVDecoder" decodes nothing until one of its methods is called.
             "torch" decodes the whole file to `AVData`. "pyav" returns PyAV's open container, which cannot travel
-            between processes. `VideoClips` returns `Clips`, decoded before the hooks run.
+            between processes. `VideoClips` returns `Clips`, decoded before the hooks run. Cost: "AVDecoder" and "pyav"
+            nothing before a method is called; "torch" the whole file; clips what they need.
         av_limits: Limits for decoding one video or audio part; None for the defaults of `AVLimits`.
         av_options: Other options of `AVDecoder`, for av_decode="AVDecoder" and "torch", such as {"missing": "empty",
             "sample_rate": 16000}.
         av_lazy: With av_decode="AVDecoder", files with a media index are not read before a method of the AVDecoder is
-            called, which then reads what it needs: for hooks that want little of long videos. From remote storage each
-            call waits for its bytes, which nothing requests ahead. docs/video.md.
-        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too.
-        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Costs
+            called, which then reads what it needs: for hooks that want little of long videos. docs/video.md. Cost: from
+            remote storage each call waits for its bytes, which nothing requests ahead.
+        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too. Cost: decoding all of
+            the audio.
+        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Cost:
             about 20 us per part.
-        operations: Applied to each image inside the decoder, in this order.
+        operations: Applied to each image inside the decoder, in this order. Cost: at most one resampling and one flip
+            for all of them together.
         front_end: Makes of each image what a vision-language model takes, after all operations; the images become
-            VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md.
+            VisionInput. Hooks before decoding see handles that have their `num_tokens`. docs/vlm.md. Cost: rendering in
+            the same pass; the batch takes the memory of the processor's output.
+        audio_front_end: Makes of each recording (a video or audio part without video) what a model takes, whatever
+            `av_decode` says; the recordings become AudioInput. Hooks before decoding see handles that know their
+            `num_tokens`. docs/audio.md.
+        audio_segments: Which part of a recording that is longer than a segment is used, with an audio front end:
+            "first" its start, as the extractor does; "random" a segment drawn from (seed, sample, epoch); "all" all of
+            its segments, of which the part becomes a list.
+        audio_seconds: Longest segment in seconds; None for the longest recording that the audio front end takes.
+        audio_of_videos: With an audio front end, makes of each part with video a dict of "video", what `av_decode`
+            says, and "audio", the AudioInput of its audio, or None.
         decode_scale: How small a JPEG or JPEG 2000 image may be decoded where operations or the front end make it
             smaller: "exact" (at full size), "fast" (at least 2 decoded pixels for each pixel of the result, in both
-            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. What
-            this does to pixels: docs/decoders.md#decode-scale.
-        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
+            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. Cost:
+            pixels that differ (docs/decode-scale.md), in less time.
+        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`. Cost: memory of
+            1 (uint8), 2 (float16, bfloat16) or 4 bytes (float32) per value, in batches and between processes.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
         max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own guard
@@ -160,6 +181,10 @@ class MediaDecoder(Decoder):
         max_pixels: int = DEFAULT_MAX_PIXELS,
         max_bytes: int = DEFAULT_MAX_BYTES,
         front_end: FrontEnd | None = None,
+        audio_front_end: AudioFrontEnd | None = None,
+        audio_segments: AudioSegments = "first",
+        audio_seconds: float | None = None,
+        audio_of_videos: bool = False,
         decode_scale: DecodeScale = "exact",
     ) -> None:
         if not isinstance(av_decode, VideoClips) and av_decode not in get_args(AVDecode):
@@ -185,6 +210,17 @@ class MediaDecoder(Decoder):
             front_end,
             decode_scale,
         )
+        if audio_front_end is None and (audio_segments != "first" or audio_seconds is not None or audio_of_videos):
+            raise ConfigError(
+                f"audio_segments={audio_segments!r}, audio_seconds={audio_seconds!r} and audio_of_videos="
+                f"{audio_of_videos!r} were given without audio_front_end, which makes use of them. Give one, or leave "
+                "them out."
+            )
+        self.audio_front_end = audio_front_end
+        self.audio_segments = audio_segments
+        self.audio_seconds = audio_seconds
+        self.audio_of_videos = bool(audio_of_videos)
+        self.audio_spec = None if audio_front_end is None else AudioSpec(audio_front_end, audio_segments, audio_seconds)
         self.av_decode = av_decode
         self.av_limits = av_limits
         self.av_options = _checked_options(av_options, av_decode)
@@ -195,11 +231,13 @@ class MediaDecoder(Decoder):
     @property
     def decodes_late(self) -> bool:  # type: ignore[override]
         """With a front end: hooks before decoding see handles that know their number of tokens."""
+        return self._has_front_end and self.placement == "worker"
+
+    @property
+    def _has_front_end(self) -> bool:
         clips = self.av_decode
-        has_front_end = self.spec.front_end is not None or (
-            isinstance(clips, VideoClips) and clips.front_end is not None
-        )
-        return has_front_end and self.placement == "worker"
+        of_videos = isinstance(clips, VideoClips) and clips.front_end is not None
+        return self.spec.front_end is not None or of_videos or self.audio_spec is not None
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         """Returns what the worker makes of an image part: its pixels, or with a front end the handle itself.
@@ -253,7 +291,7 @@ class MediaDecoder(Decoder):
             raise ConfigError(f"raw={given[:80]!r} is text. Give the content of the file as bytes.")
         seed_of, source = _CALL.part or (_zero, None)
         value = self.stage(fname, raw, seed=seed_of(fname), source=source)
-        return value.decode() if isinstance(value, MediaHandle) else value
+        return map_handles(value, lambda handle: handle.decode())
 
     def import_libraries(self, placement: Placement, parts: Collection[str] | None = None) -> None:
         if placement == "rank":
@@ -261,7 +299,8 @@ class MediaDecoder(Decoder):
         if decodes_kind("image", parts):
             import_readers()
         # Where the parts are not known, only the options decide: PyAV takes longer to import than a batch of images.
-        if isinstance(self.av_decode, VideoClips) if parts is None else decodes_kind("av", parts):
+        known = isinstance(self.av_decode, VideoClips) or self.audio_spec is not None
+        if known if parts is None else decodes_kind("av", parts):
             from energon_dali.decode.pyav import import_pyav
 
             import_pyav()
@@ -327,6 +366,28 @@ class MediaDecoder(Decoder):
 
     def _stage_av(self, name: str, raw: bytes | memoryview | SparseMedia, seed: int, source: SourceInfo | None) -> Any:
         # Only here: programs that read no video need not load PyAV.
+        if self.audio_spec is None:
+            return self._stage_clips(name, raw, seed, source)
+        from energon_dali.decode.audio_front_ends.audio_decoding import stage_recording
+
+        audio, has_video = stage_recording(
+            name,
+            raw,
+            self.audio_spec,
+            seed=seed,
+            source=source,
+            limits=self.av_limits,
+            of_videos=self.audio_of_videos,
+        )
+        if not has_video:
+            return audio
+        video = self._stage_clips(name, raw, seed, source)
+        return {"video": video, "audio": audio} if self.audio_of_videos else video
+
+    def _stage_clips(
+        self, name: str, raw: bytes | memoryview | SparseMedia, seed: int, source: SourceInfo | None
+    ) -> Any:
+        """Returns what `av_decode` says that a part becomes, or the handle of its clips."""
         from energon_dali.av import AVDecoder
         from energon_dali.decode.pyav import open_part, stage_clips
 
@@ -353,8 +414,10 @@ class MediaDecoder(Decoder):
             name: Name of the part.
         """
         clips, kind = self.av_decode, type(self)
+        is_recording = self.audio_spec is not None and name.rpartition(".")[2].lower() in AUDIO_SUFFIXES
         damaged = clips.damaged if isinstance(clips, VideoClips) else self.av_options.get("damaged", "error")
-        if not (isinstance(clips, VideoClips) or self.av_lazy) or damaged != "error" or self.guess_content:
+        sparse = isinstance(clips, VideoClips) or self.av_lazy or is_recording
+        if not sparse or damaged != "error" or self.guess_content:
             return False
         if self.overrides_decode or kind.stage is not MediaDecoder.stage:
             return False  # it expects bytes
@@ -370,11 +433,19 @@ class MediaDecoder(Decoder):
             index: The stored index of the part.
             seed: Seed of its random operations, as for `stage`.
         """
+        ranges: list[tuple[int, int]] = []
+        takes_audio = index.audio is not None and (index.video is None or self.audio_of_videos)
+        if self.audio_spec is not None and takes_audio:
+            from energon_dali.decode.audio_front_ends.audio_decoding import find_recording_packets
+
+            ranges = find_recording_packets(name, index, self.audio_spec, seed=seed, limits=self.av_limits)
+            if index.video is None:
+                return ranges
         if not isinstance(self.av_decode, VideoClips):
-            return []
+            return ranges
         from energon_dali.decode.pyav import find_packets
 
-        return find_packets(name, index, self.av_decode, seed=seed, limits=self.av_limits)
+        return ranges + find_packets(name, index, self.av_decode, seed=seed, limits=self.av_limits)
 
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
@@ -410,6 +481,10 @@ class MediaDecoder(Decoder):
             "max_pixels": spec.max_pixels,
             "max_bytes": spec.max_bytes,
             "front_end": None if spec.front_end is None else spec.front_end.config(),
+            "audio_front_end": None if self.audio_front_end is None else self.audio_front_end.config(),
+            "audio_segments": self.audio_segments,
+            "audio_seconds": self.audio_seconds,
+            "audio_of_videos": self.audio_of_videos,
             "decode_scale": spec.decode_scale,
         }
 
@@ -422,13 +497,17 @@ def decode_on_cpu(handle: MediaHandle, bring: Callable[[Any], Any] | None = None
     """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread.
 
     Args:
-        handle: An image or clips.
+        handle: An image, clips or a recording.
         bring: Moves the pixels to their device; None leaves them on the CPU.
     """
     if isinstance(handle, ClipsHandle):
         from energon_dali.decode.pyav import decode_by_pyav  # images do without PyAV
 
         return decode_by_pyav(handle, bring)
+    if isinstance(handle, AudioHandle):
+        from energon_dali.decode.audio_front_ends.audio_decoding import decode_outcome
+
+        return decode_outcome(handle)
     try:
         value = decode_image(handle)
         return Decoded(value if bring is None else bring(value), "pil")

@@ -10,7 +10,9 @@ import numpy as np
 
 from energon_dali.cache import Lazy
 from energon_dali.decode import MediaHandle
-from energon_dali.decode.front_ends import FrontEnd, ImageLayout, VisionInput
+from energon_dali.decode.audio_front_ends import AudioFrontEnd, AudioLayout
+from energon_dali.decode.front_ends import ImageLayout, VisionInput
+from energon_dali.decode.front_ends.processor_family import ProcessorFamily
 from energon_dali.errors import ConfigError, DatasetError
 
 TOKEN_FIELDS = ("tokens", "input_ids", "length")
@@ -24,7 +26,7 @@ class _Media(Protocol):
     """A handle with a front end, or what it was decoded to."""
 
     @property
-    def layout(self) -> ImageLayout: ...
+    def layout(self) -> ImageLayout | AudioLayout: ...
 
 
 def count_tokens(sample: Any) -> int:
@@ -33,17 +35,17 @@ def count_tokens(sample: Any) -> int:
     The text is the first of the fields (or keys) tokens, input_ids and length: the last dimension of a tensor or array,
     the length of a list, a whole number. A sample without them may hold tokens and input_ids deeper inside, which are
     added. Media count wherever they are: handles, which know their tokens from the header, and decoded ones. A text
-    whose placeholders were expanded contains the vision tokens already: nothing is added. If it has one placeholder per
-    image, that is replaced; without placeholders, the vision tokens are added to it, with the markers around them.
-    Words that a family writes between the frames of a video count as the tokenizers of the published models split
+    whose placeholders were expanded contains the tokens of its media already: nothing is added. If it has one
+    placeholder for each, that is replaced; without placeholders, their tokens are added to it, with the markers around
+    them. Words that a family writes between the frames of a video count as the tokenizers of the published models split
     them. `length` counts all of the sample.
 
     Args:
         sample: A dataclass, a dict, or any object with such fields.
 
     Raises:
-        ConfigError: There is no such field, or its value has no length; or the front end does not know its
-            `image_token_id`, without which it is unknown whether the text is expanded.
+        ConfigError: There is no such field, or its value has no length; or the front end has no
+            `image_token_id` (or `audio_token_id`), without which it is unknown whether the text is expanded.
         DatasetError: The number of placeholders in the text is that of another sample.
         DecodeError: The front end refuses an image of this size.
     """
@@ -71,7 +73,7 @@ def count_tokens(sample: Any) -> int:
             )
         length = sum(_length_of(text, "tokens", sample, None) for text in texts)
     assert length is not None
-    return length + _vision_tokens(media, texts) if media else length
+    return length + _media_tokens(media, texts) if media else length
 
 
 def find_media(sample: Any) -> list[_Media]:
@@ -88,6 +90,8 @@ def find_media(sample: Any) -> list[_Media]:
 def count_patches(media: Sequence[_Media]) -> tuple[int, int, int]:
     """Returns (features in the text, patches that the vision encoder sees, sum of their squares over what attends).
 
+    The positions of an audio encoder count as patches.
+
     Args:
         media: From `find_media`.
 
@@ -96,9 +100,9 @@ def count_patches(media: Sequence[_Media]) -> tuple[int, int, int]:
     """
     features = patches = squares = 0
     for one in media:
-        layout = one.layout
-        features += layout.num_features
-        for count, size in _front_end(one).attention_groups(layout):
+        front_end, layout = _front_end(one), one.layout
+        features += layout.num_features if getattr(front_end, "in_text", True) else 0
+        for count, size in front_end.attention_groups(layout):
             patches += count * size
             squares += count * size * size
     return features, patches, squares
@@ -135,7 +139,7 @@ def _is_media(value: Any) -> bool:
     if isinstance(value, MediaHandle):
         return getattr(value.spec, "front_end", None) is not None
     # What a front end makes of a video has another class, and the same properties.
-    return isinstance(value, VisionInput) or isinstance(getattr(value, "front_end", None), FrontEnd)
+    return isinstance(value, VisionInput) or isinstance(getattr(value, "front_end", None), ProcessorFamily)
 
 
 def _field(holder: Any, name: str) -> Any:
@@ -185,32 +189,26 @@ def _may_hold_media(reference: Lazy[Any]) -> bool:
     decoder = getattr(reference.ds, "decoder", None)
     if reference.ds is None or getattr(getattr(decoder, "spec", None), "front_end", None) is not None:
         return True
+    if getattr(decoder, "audio_spec", None) is not None:
+        return True
     return getattr(getattr(decoder, "av_decode", None), "front_end", None) is not None
 
 
-def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
+def _media_tokens(media: list[_Media], texts: list[Any]) -> int:
     """Returns the tokens that media add to those of the text."""
+    media = [one for one in media if getattr(_front_end(one), "in_text", True)]
     features = kept = added = 0
     unknown: str | None = None
     ids: set[int] = set()
     for one in media:
         front_end, layout = _front_end(one), one.layout
-        # The features of a video are image tokens in some families, and the placeholder is a video token.
-        own = {front_end.image_token_id, getattr(front_end, "video_token_id", None)} - {None}
-        if not own:
-            raise ConfigError(
-                "This sample has token ids and media, and the front end does not know the id of its placeholder "
-                f"{front_end.image_token!r}: the text may contain the vision tokens, or not. Give "
-                "FrontEnd.from_processor(processor, image_token_id=...), the whole length as the field `length`, or a "
-                "function that counts."
-            )
-        own |= {front_end.placeholder_id} - {None}
-        ids |= {number for number in own if number is not None}
+        ids |= _placeholder_ids(front_end)
         features += layout.num_features
-        if front_end.placeholder_id is not None:
-            kept += front_end.kept_placeholders(layout)
-        elif front_end.separate_placeholder:
-            unknown = front_end.image_token
+        if not isinstance(front_end, AudioFrontEnd):
+            if front_end.placeholder_id is not None:
+                kept += front_end.kept_placeholders(layout)
+            elif front_end.separate_placeholder:
+                unknown = front_end.image_token
         added += front_end.text_tokens(layout)
     found = sum(_count_ids(text, ids) for text in texts)
     if found == features + kept:
@@ -220,18 +218,40 @@ def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
     if found == 0:
         if unknown is not None:
             raise ConfigError(
-                f"The text may contain {unknown!r} for each image, and the front end does not know its id. Give "
+                f"The text may contain {unknown!r} for each image, and the front end has no id for it. Give "
                 "FrontEnd.from_processor(processor, placeholder_id=...), or expand the text first."
             )
         return added
     raise DatasetError(
         f"The text has {found} placeholder tokens for {len(media)} images or videos with {features + kept} tokens in "
-        f"all. It must have {features + kept} (expanded), {len(media)} (one for each), or none."
+        f"all (recordings included). It must have {features + kept} (expanded), {len(media)} (one for each), or none."
     )
 
 
-def _front_end(one: Any) -> FrontEnd:
-    front_end: FrontEnd = (one.spec if isinstance(one, MediaHandle) else one).front_end  # type: ignore[assignment]
+def _placeholder_ids(front_end: Any) -> set[int]:
+    """Returns the ids of the tokens that stand for media, or their features, in a text.
+
+    Raises:
+        ConfigError: The front end does not know them.
+    """
+    if isinstance(front_end, AudioFrontEnd):
+        token, give = front_end.audio_token, "AudioFrontEnd.from_processor(processor, audio_token_id=...)"
+        own = {front_end.audio_token_id}
+    else:
+        token, give = front_end.image_token, "FrontEnd.from_processor(processor, image_token_id=...)"
+        # The features of a video are image tokens in some families, and the placeholder is a video token.
+        own = {front_end.image_token_id, getattr(front_end, "video_token_id", None)}
+    if own == {None}:
+        raise ConfigError(
+            "This sample has token ids and media, and the front end has no id of its placeholder "
+            f"{token!r}: the text may contain the tokens of the media, or not. Give {give}, the whole length as the "
+            "field `length`, or a function that counts."
+        )
+    return {number for number in own | {getattr(front_end, "placeholder_id", None)} if number is not None}
+
+
+def _front_end(one: Any) -> Any:
+    front_end = (one.spec if isinstance(one, MediaHandle) else one).front_end
     return front_end
 
 

@@ -1,4 +1,4 @@
-"""Describes an encoded sample or batch for people: images, tokens beside text, numbers, and coloured strips.
+"""Describes an encoded sample or batch for people: images, tokens next to text, numbers, and coloured strips.
 
 Strips show where the samples of a pack begin and end, and which positions a mask selects; `templates/drawings.html`
 draws them.
@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_dali.decode.audio_front_ends import AudioInput
 from energon_dali.decode.front_ends.front_end import VisionInput
-from energon_dali.error_handlers import describe
 from energon_dali.plan.rng import Int64Array
+from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import attributes_of
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images, vision_images
 
@@ -220,7 +221,7 @@ class FieldDescriber:
             return ""
         try:
             return str(self._token_text(token))
-        except Exception:  # a number that the tokenizer does not know, such as a placeholder of an image
+        except Exception:  # a number without a token, such as a placeholder of an image
             return ""
 
 
@@ -231,7 +232,7 @@ def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
             for key, inner in value.items():
                 yield from _leaves(f"{name}.{key}" if name else str(key), inner, depth + 1)
             return
-        if is_dataclass(value) and not isinstance(value, (type, VisionInput)):
+        if is_dataclass(value) and not isinstance(value, (type, VisionInput, AudioInput)):
             for one, inner in attributes_of(value).items():
                 yield from _leaves(f"{name}.{one}" if name else one, inner, depth + 1)
             return
@@ -264,7 +265,7 @@ def to_array(value: Any) -> npt.NDArray[Any] | None:
 
     A tensor on a GPU is copied to the CPU; types that NumPy lacks (bfloat16) become float32.
     """
-    if isinstance(value, VisionInput):
+    if isinstance(value, (VisionInput, AudioInput)):
         return to_array(value.values)
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind in "biuf" else None
@@ -284,7 +285,7 @@ def to_array(value: Any) -> npt.NDArray[Any] | None:
 
 def summarise(value: Any, array: npt.NDArray[Any]) -> str:
     """Returns type, shape, dtype and range of numbers, such as "Tensor float32 [3, 224, 224], 0 to 1, mean 0.44"."""
-    if isinstance(value, VisionInput):
+    if isinstance(value, (VisionInput, AudioInput)):
         return f"{value!r}, from {summarise(value.values, array)}"
     dtype = str(getattr(value, "dtype", array.dtype)).removeprefix("torch.")
     device = f" on {value.device}" if str(getattr(value, "device", "cpu")) != "cpu" else ""

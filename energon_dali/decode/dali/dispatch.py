@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
+from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine, render
@@ -82,15 +83,25 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
         DeviceError: A device that the options name is not there.
     """
     clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
-    if not clips:
+    recordings = [position for position, handle in enumerate(handles) if isinstance(handle, AudioHandle)]
+    if not clips and not recordings:
         return _submit_images(options, handles)
-    device = resolve_device(options.video_decode_device, "video")
+    device = Device("cpu")  # which recordings stay on
+    if clips:
+        device = resolve_device(options.video_decode_device, "video")
+    elif len(recordings) < len(handles):
+        device = resolve_device(options.image_decode_device)
     stream = consumer_stream(device)
     block = FutureGroup(len(handles), stream)
+    for position in recordings:
+        block.put_when_done(
+            [position], host_threads().submit(_decode_recording, cast("AudioHandle", handles[position]))
+        )
     videos = {position: cast("ClipsHandle", handles[position]) for position in clips}
-    _submit_videos(options, device, videos, stream, block)
-    if len(clips) < len(handles):
-        chosen = set(clips)
+    if videos:
+        _submit_videos(options, device, videos, stream, block)
+    if len(clips) + len(recordings) < len(handles):
+        chosen = {*clips, *recordings}
         images = [position for position in range(len(handles)) if position not in chosen]
         block.put_when_done(images, _submit_images(options, [handles[position] for position in images]))
     return block.future
@@ -212,6 +223,12 @@ def _is_eligible(handle: MediaHandle, device: Device) -> bool:
         return False
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
     return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)
+
+
+def _decode_recording(handle: AudioHandle) -> list[Outcome]:
+    from energon_dali.decode.audio_front_ends.audio_decoding import decode_outcome  # images do without PyAV
+
+    return [decode_outcome(handle)]
 
 
 def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:

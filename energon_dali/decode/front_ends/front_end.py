@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import Self
@@ -14,7 +14,7 @@ from energon_dali.decode.front_ends.cutting import clear_outside, cut_all_tiles,
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
-from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
 from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError
@@ -32,7 +32,7 @@ _LARGEST_VALUES = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontEnd(ABC):
+class FrontEnd(ProcessorFamily):
     """What a vision-language model wants of an image, declared on a decoder; `from_processor` makes one.
 
     It has two halves. `layout` computes canvas, tiles, patch grid and number of tokens from the size in the header.
@@ -67,21 +67,12 @@ class FrontEnd(ABC):
     """Converts gray, palette and CMYK images to RGB and puts transparent ones on white. If not, an image that is not
     RGB is a DecodeError of its sample."""
 
-    family: ClassVar[str]
-    """Name of the family, for messages and `config`."""
-    processors: ClassVar[tuple[str, ...]]
-    """Classes of transformers that it stands for, without the suffixes of their backends."""
-    around: ClassVar[tuple[str, ...]] = ()
-    """Classes of processors around them, of models whose text differs: the family is for these alone. Empty: for all
-    that no other family is for."""
     torchvision_only: ClassVar[frozenset[str]] = frozenset()
     """Those of `processors` that transformers has with the torchvision backend alone: a folder's values follow it."""
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Keys of `collate` that the model's forward takes."""
     channels_last: ClassVar[bool] = False
     """Whether the fastest axis of a patch is the channel."""
-    unused_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys of a configuration that the processors do not read, whatever their values."""
     float_backends: ClassVar[frozenset[str]] = frozenset()
     """Backends of the processors ("pil", "torch") that return float32 even if they neither rescale nor normalise. The
     others return bytes then."""
@@ -108,15 +99,6 @@ class FrontEnd(ABC):
                 f"{type(self).__name__}(values={self.values}, dtype={self.dtype!r}) makes values of up to {largest:g}, "
                 "which that dtype cannot hold. Give other values for rescale, mean and std, or another dtype."
             )
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: ProcessorConfig) -> Self:
-        """Returns the front end for a processor's configuration; takes every value that changes pixels.
-
-        Raises:
-            ConfigError: A value is not supported.
-        """
 
     @classmethod
     def from_processor(
@@ -266,14 +248,7 @@ class FrontEnd(ABC):
         return self._expanded(text, self.image_token, layouts, "images")
 
     def _expanded(self, text: str, token: str, layouts: Iterable[ImageLayout], noun: str) -> str:
-        replacements = [self.image_text(layout) for layout in layouts]
-        pieces = text.split(token)
-        if len(pieces) != len(replacements) + 1:
-            raise ConfigError(
-                f"The text has {len(pieces) - 1} {token!r}, and there are {len(replacements)} {noun}. Write one for "
-                "each."
-            )
-        return "".join(piece + following for piece, following in zip(pieces, [*replacements, ""], strict=True))
+        return expand_placeholders(text, token, [self.image_text(layout) for layout in layouts], noun)
 
     def fold_normalization(self, patch_embedding: torch.nn.Module) -> None:
         """Changes the weights of a model's first layer so that it takes bytes (dtype "uint8") in place of values.
@@ -304,26 +279,6 @@ class FrontEnd(ABC):
         table = self.values.table()
         scale = tuple(float(row[255] - row[0]) / 255 for row in table)
         return scale, tuple(float(row[0]) for row in table)
-
-    def batches_with(self, other: FrontEnd) -> bool:
-        """Returns whether a batch may hold inputs of this front end and of another."""
-        return self == other
-
-    def with_fields(self, **fields: Any) -> Self:
-        """Returns a copy with some fields changed.
-
-        Raises:
-            ConfigError: There is no such field, or its value is invalid.
-        """
-        try:
-            return replace(self, **fields)
-        except TypeError as error:
-            names = ", ".join(self.__dataclass_fields__)
-            raise ConfigError(f"{type(self).__name__} has no such field: {error}. Its fields are {names}.") from error
-
-    def config(self) -> dict[str, Any]:
-        """Returns family and fields as plain values."""
-        return {"family": self.family, **asdict(self)}
 
     # --- rendering -------------------------------------------------------------------------------------------------
 
@@ -440,14 +395,6 @@ class FrontEnd(ABC):
             made.append(resized if fills else Pixels(tensor=canvas))
             if view.emitted:
                 yield view, canvas
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
 
 
 @dataclass(eq=False)

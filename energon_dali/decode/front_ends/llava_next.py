@@ -210,14 +210,9 @@ def take_resolution_fields(
             raise config.error(f"do_center_crop=True needs a height and a width, and crop_size={crop_size}")
         crop = (crop_size["height"], crop_size["width"])
     resizes = config.take_flag("do_resize", True)
-    given = config.take("image_grid_pinpoints", resolutions)
-    canvases = _pairs(given)
-    if canvases is None:
-        allowed = f"a list of [height, width], whole numbers between 1 and {LARGEST_SIDE:,}"
-        raise config.invalid("image_grid_pinpoints", given, allowed)
     return {
         **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
-        "resolutions": canvases,
+        "resolutions": take_resolutions(config, "image_grid_pinpoints", resolutions),
         "overview": overview,
         "cut": cut,
         "size": pair if resizes else None,
@@ -226,6 +221,24 @@ def take_resolution_fields(
         "pads_batch": config.take_flag("do_pad", True),
         "image_token": config.outer_text("image_token", AnyResolution.image_token),
     }
+
+
+def take_resolutions(config: ProcessorConfig, name: str, default: Any) -> tuple[tuple[int, int], ...]:
+    """Returns a list of (height, width) of canvases.
+
+    Args:
+        config: Of the processor.
+        name: Of the list.
+        default: If the configuration does not have it.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    given = config.take(name, default)
+    canvases = _pairs(given)
+    if canvases is None:
+        raise config.invalid(name, given, f"a list of [height, width], whole numbers between 1 and {LARGEST_SIDE:,}")
+    return canvases
 
 
 def _pairs(given: Any) -> tuple[tuple[int, int], ...] | None:

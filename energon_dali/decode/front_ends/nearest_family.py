@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, shown
+from energon_dali.decode.front_ends.processor_family import ProcessorFamily
 from energon_dali.errors import ConfigError
 
 _COMMON = frozenset({"rescale_factor", "image_mean", "image_std", "resample", "size", "crop_size"})
@@ -38,7 +38,7 @@ class _Likeness:
         return len(self.shared) - len(self.unknown) - bool(self.refused) + self.likeness
 
 
-def describe_nearest_family(families: Iterable[type[FrontEnd]], config: ProcessorConfig) -> str:
+def describe_nearest_family(families: Iterable[type[ProcessorFamily]], config: ProcessorConfig) -> str:
     """Returns sentences that name the processor that a configuration is most like; empty if it is like none.
 
     Args:
@@ -57,24 +57,28 @@ def describe_nearest_family(families: Iterable[type[FrontEnd]], config: Processo
     if best.refused:
         parts.append(f"That one refuses it: {best.refused}")
         return ". ".join(parts) + ". "
-    named = f'from_processor({{**values, "image_processor_type": "{best.name}"}})'
+    named = f'from_processor({{**values, "{config.type_key}": "{best.name}"}})'
     if best.unknown:
         parts.append(f"It differs in {', '.join(best.unknown)}, which that one does not read")
-        parts.append(f"If both make the same of an image all the same, leave these values out and say so: {named}")
+        parts.append(
+            f"If both make the same of {config.decoded_media} all the same, leave these values out and say so: {named}"
+        )
     else:
-        parts.append("That one would accept all of them, which does not prove that both make the same of an image")
+        parts.append(
+            f"That one would accept all of them, which does not prove that both make the same of {config.decoded_media}"
+        )
         parts.append(f"If they do, say so: {named}")
     return ". ".join(parts) + ". "
 
 
-def _compare(family: type[FrontEnd], name: str, config: ProcessorConfig) -> _Likeness:
+def _compare(family: type[ProcessorFamily], name: str, config: ProcessorConfig) -> _Likeness:
     likeness = difflib.SequenceMatcher(None, _stem(config.type_name), _stem(name)).ratio()
     tried, refused = config.under(name), ""
     try:
         family.from_config(tried)
     except ConfigError as error:
         problem = str(error).partition(": ")[2]
-        refused = problem.removesuffix(". Change the value, or run the processor in encode_sample on decoded images.")
+        refused = problem.partition(". Change the value, or run the processor in encode_sample")[0]
     shared = tuple(sorted(key for key in tried.read if key not in _COMMON and not key.startswith("do_")))
     # A family that refuses a value did not come to read the others.
     left = {} if refused else tried.unread(family.unused_keys)
@@ -84,4 +88,4 @@ def _compare(family: type[FrontEnd], name: str, config: ProcessorConfig) -> _Lik
 
 def _stem(name: str) -> str:
     """Returns the model's part of a class name, in lower case."""
-    return name.removesuffix("ImageProcessor").removesuffix("VideoProcessor").lower()
+    return name.removesuffix("ImageProcessor").removesuffix("VideoProcessor").removesuffix("FeatureExtractor").lower()

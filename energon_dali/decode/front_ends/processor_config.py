@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from energon_dali.decode.front_ends.pixel_values import Arithmetic, PixelValues
 from energon_dali.decode.front_ends.resampling import FILTER_NAMES, PIL_FILTERS, Filter
@@ -94,6 +96,15 @@ class ProcessorConfig:
         ConfigError: The name of the processor's class is not a text.
     """
 
+    type_key: ClassVar[str] = "image_processor_type"
+    """Key under which a configuration names the processor's class."""
+    effect: ClassVar[str] = "pixels"
+    """What values change, for messages."""
+    decoded_media: ClassVar[str] = "images"
+    """What the decoder gives instead, for messages."""
+    other_media: ClassVar[frozenset[str]] = _SOUND
+    """Keys of the processors of other media in the same file."""
+
     def __init__(
         self,
         values: Mapping[str, Any],
@@ -102,13 +113,7 @@ class ProcessorConfig:
         arithmetic: Arithmetic = "pil",
         tokenizer: Any = None,
     ) -> None:
-        given = values.get("image_processor_type") or values.get("video_processor_type")
-        if not isinstance(given, str):
-            given = values.get("feature_extractor_type")  # files of before 2023
-        given = given.replace("FeatureExtractor", "ImageProcessor") if isinstance(given, str) else ""
-        for suffix in _BACKEND_SUFFIXES:
-            given = given.removesuffix(suffix)
-        self.type_name = given
+        self.type_name = given = self._class_name(values)
         self.tokenizer = tokenizer
         self.outer = {name: value for name, value in (outer or {}).items() if value is not None}
         if values.get("processor_class") is not None:
@@ -121,10 +126,26 @@ class ProcessorConfig:
         self._values = flags | {name: value for name, value in values.items() if value is not None}
         self._taken: set[str] = set()
 
+    @staticmethod
+    def _class_name(values: Mapping[str, Any]) -> str:
+        """Returns the name of the processor's class without the suffix of its backend; "" if it is not given."""
+        given = values.get("image_processor_type") or values.get("video_processor_type")
+        if not isinstance(given, str):
+            given = values.get("feature_extractor_type")  # files of before 2023
+        given = given.replace("FeatureExtractor", "ImageProcessor") if isinstance(given, str) else ""
+        for suffix in _BACKEND_SUFFIXES:
+            given = given.removesuffix(suffix)
+        return given
+
     @property
     def image_token_id(self) -> int | None:
         """Id of the features of an image in the tokenizer, if the processor or the model's folder has it."""
         return self._token_id("image")
+
+    @property
+    def audio_token_id(self) -> int | None:
+        """Id of the audio placeholder in the tokenizer, likewise."""
+        return self._token_id("audio")
 
     @property
     def video_token_id(self) -> int | None:
@@ -452,6 +473,11 @@ class ProcessorConfig:
             )
 
     @property
+    def nulls(self) -> frozenset[str]:
+        """Names of the values that are null."""
+        return self._nulls
+
+    @property
     def read(self) -> frozenset[str]:
         """Names of the values that were given and taken."""
         return frozenset(self._taken & self._values.keys() - self._nulls)
@@ -465,15 +491,15 @@ class ProcessorConfig:
         return {
             name: value
             for name, value in self._values.items()
-            if name not in self._taken | self._nulls | unused | _WITHOUT_EFFECT | _SOUND
+            if name not in self._taken | self._nulls | unused | _WITHOUT_EFFECT | self.other_media
             and not str(name).startswith("_")
         }
 
-    def under(self, type_name: str) -> ProcessorConfig:
+    def under(self, type_name: str) -> Self:
         """Returns these values as those of another class of processors, without a processor around it."""
         own = ("image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class")
         values = {name: value for name, value in self._values.items() if name not in own}
-        return ProcessorConfig({**values, "image_processor_type": type_name}, arithmetic=self.arithmetic)
+        return type(self)({**values, self.type_key: type_name}, arithmetic=self.arithmetic)
 
     def finish(self, unused: frozenset[str]) -> None:
         """Checks that every value was taken or has no effect on pixels.
@@ -488,7 +514,7 @@ class ProcessorConfig:
         if left:
             raise self.error(
                 "It sets " + ", ".join(f"{name}={shown(value)}" for name, value in left.items()) + ", which this front "
-                "end does not know. Values that could change pixels are not ignored"
+                f"end does not know. Values that could change {self.effect} are not ignored"
             )
 
     def invalid(self, name: str, value: Any, allowed: str) -> ConfigError:
@@ -505,7 +531,7 @@ class ProcessorConfig:
         """Returns the error for this configuration."""
         return ConfigError(
             f"No front end can be made from this {self.type_name or 'processor'}: {problem}. Change the value, or run "
-            "the processor in encode_sample on decoded images."
+            f"the processor in encode_sample on decoded {self.decoded_media}."
         )
 
 

@@ -1,14 +1,15 @@
-"""Front ends of your own: classes that `FrontEnd.from_processor` chooses for processors that no built-in one covers."""
+"""Front ends of your own: classes that `from_processor` chooses for processors that no built-in one covers."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.processor_family import ProcessorFamily
 from energon_dali.errors import ConfigError
 
-FamilyT = TypeVar("FamilyT", bound=type[FrontEnd])
+FamilyT = TypeVar("FamilyT", bound=type[ProcessorFamily])
 
 
 def register_front_end(family: FamilyT) -> FamilyT:
@@ -25,8 +26,8 @@ def register_front_end(family: FamilyT) -> FamilyT:
     docs/vlm.md has a whole example ("Add your model").
 
     Args:
-        family: A subclass of FrontEnd, or of VideoFrontEnd for videos, with all abstract methods, `family` and
-            `processors`.
+        family: A subclass of FrontEnd, of VideoFrontEnd for videos, or of AudioFrontEnd, with all abstract methods,
+            `family` and `processors`.
 
     Returns:
         The class.
@@ -35,13 +36,15 @@ def register_front_end(family: FamilyT) -> FamilyT:
         ConfigError: It is not such a class, or a front end covers one of its processors already. With `around`, it may
             cover one for further classes of processors around it.
     """
+    from energon_dali.decode.audio_front_ends import AudioFrontEnd
+    from energon_dali.decode.audio_front_ends.registry import AUDIO_FAMILIES, registered_audio
     from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES, registered
 
     name = getattr(family, "__name__", repr(family))
-    if not (isinstance(family, type) and issubclass(family, FrontEnd)) or inspect.isabstract(family):
+    if not (isinstance(family, type) and issubclass(family, (FrontEnd, AudioFrontEnd))) or inspect.isabstract(family):
         missing = ", ".join(sorted(getattr(family, "__abstractmethods__", ())))
         raise ConfigError(
-            f"register_front_end({name}) needs a subclass of FrontEnd that has all methods"
+            f"register_front_end({name}) needs a subclass of FrontEnd or AudioFrontEnd that has all methods"
             + (f"; {missing} are missing." if missing else ".")
         )
     names = getattr(family, "processors", ())
@@ -50,9 +53,10 @@ def register_front_end(family: FamilyT) -> FamilyT:
             f"register_front_end({name}) needs the class attributes `family`, a text, and `processors`, a tuple of the "
             "processors' class names without the suffixes Fast and Pil."
         )
-    if family in registered:
+    added: list[Any] = registered_audio if issubclass(family, AudioFrontEnd) else registered
+    if family in added:
         return family
-    for other in (*FAMILIES, *VIDEO_FAMILIES, *registered):
+    for other in (*FAMILIES, *VIDEO_FAMILIES, *AUDIO_FAMILIES, *registered, *registered_audio):
         both = set(names) & set(other.processors)
         around = set(family.around) & set(other.around) if family.around else not other.around
         if both and around:
@@ -61,5 +65,5 @@ def register_front_end(family: FamilyT) -> FamilyT:
                 "Subclass that one and set `around` to the class of the processor around it, or make your front end "
                 "yourself instead of by from_processor."
             )
-    registered.append(family)
+    added.append(family)
     return family

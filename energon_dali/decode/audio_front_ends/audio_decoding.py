@@ -1,0 +1,144 @@
+"""Decodes recordings with PyAV for audio front ends: counts their samples first, and reads only those of a segment."""
+
+from __future__ import annotations
+
+from energon_dali.av import AudioReader, AVLimits, MediaFile
+from energon_dali.av.media_index import MediaIndex
+from energon_dali.av.sparse_media import SparseMedia
+from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, AudioInput
+from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSpec
+from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
+from energon_dali.decode.pyav import as_float
+from energon_dali.errors import DecodeError
+from energon_dali.samples.base import SourceInfo
+
+ROUTE: Route = "pyav"
+_MOST_KEPT_PACKETS = 4096
+"""Packets up to which a handle keeps its index, of 24 bytes each, while it waits to be decoded."""
+
+
+def stage_recording(
+    name: str,
+    raw: bytes | memoryview | SparseMedia,
+    spec: AudioSpec,
+    *,
+    seed: int = 0,
+    source: SourceInfo | None = None,
+    limits: AVLimits | None = None,
+    of_videos: bool = False,
+) -> tuple[AudioHandle | list[AudioHandle] | None, bool]:
+    """Returns the handle of a recording, or one for each of its segments, and whether the file has video.
+
+    There is no handle, but None, for a video without audio, and for all videos unless `of_videos` is set.
+
+    Args:
+        name: Part name.
+        raw: The file, or its index with some of its bytes; the handles keep a view of it.
+        spec: What recordings become.
+        seed: Determines random segments.
+        source: Where it came from, for messages.
+        limits: Limits for decoding; None for the defaults.
+        of_videos: Whether the audio of videos is taken too.
+
+    Raises:
+        DecodeError: The file cannot be opened, or the front end refuses recordings of its length.
+    """
+    with MediaFile(raw, limits=limits) as file:
+        try:
+            has_video = file.find_stream("video") is not None
+            if has_video and not (of_videos and file.find_stream("audio") is not None):
+                return None, True
+            reader = _reader(file, spec.front_end)
+            total, index = reader.num_samples, reader.index
+            handles = [
+                AudioHandle(
+                    name,
+                    raw,
+                    file.format,
+                    0,
+                    0,
+                    spec,
+                    seed=seed,
+                    source=source,
+                    start_sample=start,
+                    num_samples=stop - start,
+                    limits=limits,
+                    index=index if len(index.pts) <= _MOST_KEPT_PACKETS else None,
+                )
+                for start, stop in spec.choose(total, seed)
+            ]
+            for handle in handles:
+                handle.layout  # noqa: B018 - raises if the front end refuses the length
+        except DecodeError as error:
+            raise DecodeError(error.reason, error.format or file.format, error.route or ROUTE) from error
+    return (handles if spec.segments == "all" else handles[0]), has_video
+
+
+def find_recording_packets(
+    name: str, index: MediaIndex, spec: AudioSpec, *, seed: int, limits: AVLimits | None
+) -> list[tuple[int, int]]:
+    """Returns (offset, size) of the packets of the segments of a recording, from its index; none if they will fail.
+
+    Args:
+        name: Part name.
+        index: The stored index of the file.
+        spec: What recordings become.
+        seed: Determines random segments; that of `stage_recording`.
+        limits: Limits for decoding; None for the defaults.
+    """
+    assert index.audio is not None
+    try:
+        media = SparseMedia(index)
+        staged, _ = stage_recording(name, media, spec, seed=seed, limits=limits, of_videos=True)
+        handles = staged if isinstance(staged, list) else [staged]
+        ranges = [_range(handle) for handle in handles if handle is not None and _range(handle)[1] > _range(handle)[0]]
+        with MediaFile(media, limits=limits) as file:
+            return list(index.audio.places(_reader(file, spec.front_end).packets_of(ranges, "samples")))
+    except DecodeError:
+        return []  # for the same reason when it is decoded
+
+
+def decode_recording(handle: AudioHandle) -> AudioInput:
+    """Returns what the front end makes of a recording, decoded in the calling thread.
+
+    Raises:
+        DecodeError: The data cannot be decoded, or not within the limits.
+    """
+    import torch
+
+    if handle.decoded is not None:
+        return handle.decoded
+    front_end, layout = handle.spec.front_end, handle.layout
+    start, stop = _range(handle)
+    waveform = torch.zeros(front_end.channels, 0)
+    if stop > start:
+        with MediaFile(handle.data, limits=handle.limits) as file:
+            reader = _reader(file, front_end)
+            if handle.index is not None:
+                reader.use_index(handle.index)
+            samples = as_float(reader.read(start, stop))
+        if samples.shape[1] != stop - start:
+            raise DecodeError(
+                f"Its packets say {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",
+                handle.format,
+                ROUTE,
+            )
+        waveform = torch.from_numpy(samples)
+    return front_end.render(waveform, layout, seed=handle.seed)
+
+
+def decode_outcome(handle: AudioHandle) -> Outcome:
+    """Returns the outcome of decoding a recording with PyAV in the calling thread."""
+    try:
+        return Decoded(decode_recording(handle), ROUTE)
+    except DecodeError as error:
+        return DecodeFailure(error.reason, error.format or handle.format, error.route or ROUTE, handle.source)
+
+
+def _reader(file: MediaFile, front_end: AudioFrontEnd) -> AudioReader:
+    return AudioReader(file, sample_rate=front_end.sampling_rate, channels=front_end.channels)
+
+
+def _range(handle: AudioHandle) -> tuple[int, int]:
+    """Returns (start, stop) of the samples that the front end uses."""
+    return handle.start_sample, handle.start_sample + handle.layout.kept_samples
