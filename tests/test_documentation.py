@@ -16,6 +16,7 @@ from benchmarks.data.recipe import Recipe, make_dataset
 from energon_dali.cli.main import main
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.photographs import photograph_file
+from tools import check_links
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,12 +39,7 @@ CODE_PAGES = (
     "../CONTRIBUTING.md",
 )
 """Pages that name files of this repository."""
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-OWN_LINK = re.compile(
-    r"\]\(https://(?:github\.com/energon-dali/energon-dali/(?:blob|tree)"
-    r"|raw\.githubusercontent\.com/energon-dali/energon-dali)/main/([^)#]+)"
-)
-"""A link to a file or folder of this repository, as the README has them: it is also read on package indices."""
+REPOSITORY = "https://github.com/energon-dali/energon-dali"
 CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')
 
 
@@ -95,13 +91,6 @@ def test_blocks_run_and_print_what_they_say(page: Path, warm_python: str, reques
             assert printed == expected
 
 
-def anchors(page: Path) -> set[str]:
-    """Returns the anchors of a page's headings, as the site makes them."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
-
-
 def test_messages_and_docstrings_name_sections_that_exist() -> None:
     wrong = []
     for folder in ("energon_dali", "kernels"):
@@ -109,23 +98,30 @@ def test_messages_and_docstrings_name_sections_that_exist() -> None:
             text = file.read_text()
             for name, anchor in re.findall(r"((?:docs/)[\w/-]+\.md)(?:#([\w-]+))?", text):
                 page = ROOT / name
-                if not page.exists() or (anchor and anchor not in anchors(page)):
+                if not page.exists() or (anchor and anchor not in check_links.anchors(page)):
                     wrong.append(f"{file.relative_to(ROOT)}: {name}#{anchor}")
             wrong += [f"{file.relative_to(ROOT)}: {quoted}" for quoted in re.findall(r'README, "[^"]*"', text)]
     assert not wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
-    missing += [link for link in OWN_LINK.findall(page.read_text()) if not (ROOT / link).exists()]
-    assert not missing
+@pytest.mark.parametrize("page", check_links.pages(), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert check_links.faults_of(page) == []
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b`, c\n\n## A b c\n")
+    good = ("#a-b-c", "page.md#a-b-c_1", "https://example.com/a", "", f"{REPOSITORY}/blob/main/README.md#install")
+    bad = ("#b", "other.md", "page.md#other", "https://example", "htp://example.com", f"{REPOSITORY}/blob/main/none.md")
+    assert [target for target in good if check_links.fault_of(page, target)] == []
+    assert [target for target in bad if not check_links.fault_of(page, target)] == []
 
 
 def test_links_of_the_readme_work_on_a_package_index() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert LINK.findall(text) == []
-    assert len(OWN_LINK.findall(text)) > 50
+    targets = check_links.targets_of(ROOT / "README.md")
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert sum(bool(check_links.own_path(target)) for target in targets) > 50
 
 
 @pytest.mark.parametrize("name", CODE_PAGES)

@@ -90,7 +90,9 @@ def map_links(text: str, page: str, target_of: Callable[[str], str]) -> str:
 
 
 def file_url(path: str) -> str:
-    """Returns the address of a file or folder of the repository."""
+    """Returns the address of a file or folder of the repository, or of the bytes of an image."""
+    if path.endswith((".png", ".svg")):
+        return f"https://raw.githubusercontent.com/energon-dali/energon-dali/main/{path}"
     return f"{REPOSITORY}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
 
 

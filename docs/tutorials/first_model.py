@@ -2,7 +2,8 @@
 # # From images to a trained model
 #
 # You have a folder of photographs, with a sub-folder for each class. At the end of this page, a model tells the classes
-# apart. It takes a minute, without a GPU.
+# apart. It takes a minute, without a GPU. (On a machine without one, install a CPU build of torch first:
+# [installation](../installation.md).)
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
@@ -18,19 +19,20 @@ def run(command):
     subprocess.run(shlex.split(command), check=True)
 
 
-run("energon-dali demo-data data")  # writes data/photos: 256 photographs. Skip it if you have your own
+run("energon-dali demo-data data")  # makes data/photos; yours may be anywhere
 
 # %% [markdown]
 # ## Pack the images
 #
-# Training reads files in a random order, over and over, and most file systems are slow at that. So the files go into a few
-# large tar files, called **shards**. `pack` writes them. It also writes an index, with which a loader finds each sample.
+# Training reads files in a random order, again and again, and most file systems are slow at that. So `pack` writes the files
+# into a few large tar files, called **shards**, and an index, with which a loader finds each sample.
 #
 # With `ImageClassificationSample`, each sub-folder is a class. `--split` puts a fifth of the images aside for validation.
 
 # %%
 run(
-    "energon-dali pack data/photos shards --split train=0.8,val=0.2 --shuffle 1 --sample-type ImageClassificationSample"
+    "energon-dali pack data/photos shards --sample-type ImageClassificationSample "
+    "--split train=0.8,val=0.2 --shuffle 1"
 )
 
 # %% [markdown]
@@ -41,7 +43,7 @@ run(
 # A **task encoder** holds everything that happens between a file and a batch. This one decodes each image, cuts out a random
 # part, and sometimes mirrors it. `DaliDecoder` uses the GPU if there is one. Otherwise it uses the CPU.
 #
-# The validation takes the whole image: random parts would make its result random, too.
+# Validation takes the whole image: with random parts, its result would be random too.
 
 # %%
 import torch
@@ -52,7 +54,9 @@ import energon_dali as ed
 
 
 class TrainEncoder(ed.DefaultTaskEncoder):
-    decoder = ed.DaliDecoder(operations=[ed.RandomResizedCrop(64, scale=(0.3, 1.0)), ed.HorizontalFlip()])
+    decoder = ed.DaliDecoder(
+        operations=[ed.RandomResizedCrop(64, scale=(0.3, 1.0)), ed.HorizontalFlip()]
+    )
 
 
 class ValEncoder(ed.DefaultTaskEncoder):
@@ -69,9 +73,15 @@ class ValEncoder(ed.DefaultTaskEncoder):
 # %%
 workers = ed.WorkerConfig.default_worker_config(num_workers=2)
 train_set = ed.get_train_dataset(
-    "shards", batch_size=32, shuffle_buffer_size=1000, task_encoder=TrainEncoder(), worker_config=workers
+    "shards",
+    batch_size=32,
+    shuffle_buffer_size=1000,
+    task_encoder=TrainEncoder(),
+    worker_config=workers,
 )
-val_set = ed.get_val_dataset("shards", batch_size=32, task_encoder=ValEncoder(), worker_config=workers)
+val_set = ed.get_val_dataset(
+    "shards", batch_size=32, task_encoder=ValEncoder(), worker_config=workers
+)
 
 with ed.get_loader(val_set) as loader:
     batch = next(iter(loader))
@@ -80,6 +90,20 @@ names = dict(zip(batch.label, batch.label_name))  # such as {0: "astronaut", 1: 
 print(len(names) >= 3)  # True
 
 # %% [markdown]
+# Look at what the model will see, before you train on it. (In a notebook, a cell that ends with `batch`
+# [shows it](../reference/notebooks.md), too.)
+
+# %%
+from PIL import Image
+
+with ed.get_loader(train_set) as loader:
+    batch = next(iter(loader))
+row = torch.cat(list(batch.image[:10]), dim=2)  # ten images next to each other
+Image.fromarray((row * 255).byte().permute(1, 2, 0).numpy()).save("batch.png")
+
+# %% [markdown]
+# ![Ten random parts of photographs: a cat, cups of coffee, a temple, rockets](../images/tutorial-batch.png)
+#
 # ## Train
 #
 # The loader gives batches and leaves the training to you. `.to(device)` moves a tensor to the device of the model. If DALI
@@ -89,14 +113,20 @@ print(len(names) >= 3)  # True
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 5, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6)
+    nn.Conv2d(3, 16, 5, stride=4),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, 3, stride=2),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.LazyLinear(6),
 ).to(device)
 model(batch.image.to(device))  # gives the last layer its size
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 with ed.get_savable_loader(train_set) as loader:
     for step, batch in zip(range(1, 81), loader):
-        loss = cross_entropy(model(batch.image.to(device)), torch.tensor(batch.label, device=device))
+        labels = torch.tensor(batch.label, device=device)
+        loss = cross_entropy(model(batch.image.to(device)), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -113,8 +143,9 @@ with ed.get_savable_loader(train_set) as loader:
 right = total = 0
 with ed.get_loader(val_set) as loader, torch.no_grad():
     for batch in loader:
-        right += (model(batch.image.to(device)).argmax(1).cpu() == torch.tensor(batch.label)).sum().item()
-        total += len(batch.label)
+        labels = torch.tensor(batch.label, device=device)
+        right += (model(batch.image.to(device)).argmax(1) == labels).sum().item()
+        total += len(labels)
 print(f"{right} of {total} are right")
 print(right / total > 0.9)  # True
 
@@ -125,7 +156,8 @@ print(right / total > 0.9)  # True
 # than others. With it, the next run continues with the batch that would have come.
 
 # %%
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state}, "checkpoint.pt")
+weights, moments = model.state_dict(), optimizer.state_dict()
+torch.save({"model": weights, "optimizer": moments, "loader": state}, "checkpoint.pt")
 
 saved = torch.load("checkpoint.pt")
 with ed.get_savable_loader(train_set) as loader:

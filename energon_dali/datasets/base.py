@@ -349,7 +349,7 @@ def walk(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
 
 
 def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
-    """Returns what a plan cannot know about the elements of a tree, a sentence for each dataset; [] for nothing."""
+    """Returns what a plan cannot predict about the elements of a tree, a sentence for each dataset; [] for nothing."""
     found = [one.plan_obstacle for one in walk(dataset)]
     return list(dict.fromkeys(text for text in found if text is not None))
 

@@ -1,7 +1,7 @@
 """Image operations to declare on a decoder: frozen values with the same meaning for every backend.
 
-They behave as in torchvision. All geometric operations of a decoder are folded into one box of the source, one
-resampling and one flip (`geometry.draw_geometry`), whatever their order.
+They behave as in torchvision. All geometric operations of a decoder together become one crop of the source,
+one resampling and one flip (`geometry.draw_geometry`), whatever their order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Describes an encoded sample or batch for people: images, tokens beside text, numbers, and coloured strips.
+"""Describes an encoded sample or batch for people: images, tokens next to text, numbers, and coloured strips.
 
 Strips show where the samples of a pack begin and end, and which positions a mask selects; `templates/drawings.html`
 draws them.
@@ -221,7 +221,7 @@ class FieldDescriber:
             return ""
         try:
             return str(self._token_text(token))
-        except Exception:  # a number that the tokenizer does not know, such as a placeholder of an image
+        except Exception:  # a number without a token, such as a placeholder of an image
             return ""
 
 

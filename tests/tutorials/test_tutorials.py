@@ -50,6 +50,7 @@ def demo_data(tmp_path_factory: pytest.TempPathFactory, commands: Path) -> Path:
     return folder
 
 
+@pytest.mark.timeout(400)  # programs with ranks and workers, possibly on a busy machine
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_it_runs_and_prints_what_it_says(
     tutorial: Path, tmp_path: Path, warm_python: str, commands: Path, demo_data: Path
@@ -61,6 +62,7 @@ def test_it_runs_and_prints_what_it_says(
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "WARM_WORKERS": "1",
+        "PYTHON_EXEC": warm_python,  # with which torchrun starts its ranks
     }
     program = [warm_python, "-W", "error::DeprecationWarning:__main__", tutorial.name]
     done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -82,7 +82,6 @@ class DaliDecoder(MediaDecoder):
             not include decoded batches that wait for the trainer or that the trainer holds. Cost: memory of the GPU up
             to that size; less makes decoding wait.
         tuning: Settings of DALI that change only speed and memory.
-        **options: The options of `MediaDecoder`.
 
     Raises:
         ConfigError: An option, or a combination of options, cannot work.
@@ -114,7 +113,7 @@ class DaliDecoder(MediaDecoder):
         if feed == "native" and self.spec.front_end is not None:
             raise ConfigError(
                 f'feed="native" was given with front_end={type(self.spec.front_end).__name__}(...). DALI then decodes '
-                "while it reads the shards, and does not know front ends, which take images from blocks. Leave feed "
+                "while it reads the shards, without front ends, which take images from blocks. Leave feed "
                 "out, or leave front_end out and run the processor in encode_sample."
             )
         for name, value in (

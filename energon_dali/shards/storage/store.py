@@ -148,7 +148,7 @@ _mount_table: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 
 
 def _mount_points() -> frozenset[str]:
-    """Returns all mount points. The kernel writes its table anew for each reader, which takes as long as opening a
+    """Returns all mount points. The kernel writes its table again for each reader, which takes as long as opening a
     dataset, so that folders that are asked about at once share it.
 
     Raises:
