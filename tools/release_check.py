@@ -69,6 +69,9 @@ SHOWN: dict[str, Shown] = {
         f"python -m benchmarks.plot_summary benchmarks/results/cpu.json benchmarks/results/video.json "
         f"{IMAGES}/summary.png",
     ),
+    "tutorial-batch.png": Shown(
+        ("docs/tutorials/first_model.py",), "make run-notebooks, and take the image from notebooks/first_model.ipynb"
+    ),
     "captioning.png": Shown(
         ("energon_dali/tasks/captioning/rows.py", "energon_dali/tasks/conf/task/multimodal/captioning.yaml"),
         "make demo-train",
