@@ -26,11 +26,12 @@ from energon_dali.datasets.stream import (
     too_many_samples,
 )
 from energon_dali.decode import MediaHandle
+from energon_dali.decode.audio_front_ends.audio_handle import AudioSpec
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import LoaderIdentity
 from energon_dali.plan.packed_batches import PackedBatchPlan
-from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
+from energon_dali.samples.media_metadata import AVMetadata, ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
 from energon_dali.shards.documents.state_entries import MAX_COUNT, restore_stream
 from energon_dali.worker_config import WorkerConfig
@@ -200,16 +201,31 @@ class StepPlan:
 
 
 def _vision_tokens(source: Source, sample: PlannedSample) -> int | None:
-    """Returns the vision tokens that the decoder's front end makes of a sample's images; None if that is unknown."""
+    """Returns the tokens that the decoder's front ends make of a sample's images and recordings; None if unknown."""
     decoder = getattr(source.load, "decoder", None)
     spec: ImageSpec | None = getattr(decoder, "spec", None)
     images = [facts for facts in sample.media.values() if isinstance(facts, ImageMetadata)]
-    if spec is None or spec.front_end is None or not images:
-        return None
+    recordings = [facts for facts in sample.media.values() if isinstance(facts, AVMetadata)]
+    known: list[int] = []
     try:
-        return sum(MediaHandle("", b"", one.format, one.width, one.height, spec).num_tokens for one in images)
-    except DecodeError:  # the front end refuses such images
+        if spec is not None and spec.front_end is not None:
+            known += [MediaHandle("", b"", one.format, one.width, one.height, spec).num_tokens for one in images]
+        known += _audio_tokens(getattr(decoder, "audio_spec", None), recordings)
+    except DecodeError:  # a front end refuses such media
         return None
+    return sum(known) if known else None
+
+
+def _audio_tokens(spec: AudioSpec | None, files: Sequence[AVMetadata]) -> list[int]:
+    """Returns the tokens of each segment of the recordings among files: those that have audio and no video."""
+    tokens: list[int] = []
+    for one in files:
+        samples, rate = one.audio_num_samples, one.audio_sample_rate
+        if spec is None or one.video_num_frames is not None or samples is None or not rate:
+            continue
+        total = samples * spec.front_end.sampling_rate // rate
+        tokens += [spec.front_end.layout(stop - start).num_tokens for start, stop in spec.choose(total, 0)]
+    return tokens
 
 
 def plan_steps(

@@ -142,7 +142,7 @@ class Phi4MultimodalAudio(KaldiFrames):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        return cls(
+        made = cls(
             **cls.fields_of(config),
             preemphasis=config.take_number("preemphasis", 0.97, least=-1.0, most=1.0),
             low_hz=config.take_number("mel_min_frequency", 0.0, least=0.0),
@@ -151,6 +151,26 @@ class Phi4MultimodalAudio(KaldiFrames):
             compression=config.take_integer("audio_compression_rate", 8, most=1024),
             downsampling=config.take_integer("audio_downsample_rate", 1, most=1024),
             audio_token=config.outer_text("audio_token", cls.audio_token),
+        )
+        given = getattr(config, "mel_filters", None)
+        if given is not None and not np.array_equal(made._filters().numpy(), np.asarray(given, np.float32)):
+            raise config.error(
+                "its mel_filters are not those from 0 to 7,690 Hz, and it does not keep mel_min_frequency and "
+                "mel_max_frequency. Give the values of its file as a dict, with both"
+            )
+        return made
+
+    def _filters(self) -> torch.Tensor:
+        """Returns the weights of the bands: float32[frequencies, bands]."""
+        return spectrogram.mel_tensor(
+            self.n_fft // 2 + 1,
+            self.num_mels,
+            self.sampling_rate,
+            low_hz=self.low_hz,
+            high_hz=self.high_hz,
+            scale="kaldi",
+            area=False,
+            in_mels=True,
         )
 
     def layout(self, num_samples: int) -> AudioLayout:
@@ -169,17 +189,7 @@ class Phi4MultimodalAudio(KaldiFrames):
         scaled = (frames - self.preemphasis * before) * _INT16
         spectra = torch.fft.rfft(_hamming(self.win_length) * scaled.view(-1, self.win_length), n=self.n_fft, dim=1)
         power = torch.abs(spectra.view(1, -1, spectra.shape[-1]).to(torch.complex64)) ** 2
-        filters = spectrogram.mel_tensor(
-            self.n_fft // 2 + 1,
-            self.num_mels,
-            self.sampling_rate,
-            low_hz=self.low_hz,
-            high_hz=self.high_hz,
-            scale="kaldi",
-            area=False,
-            in_mels=True,
-        )
-        return torch.log(torch.clamp(power @ filters, min=1.0))
+        return torch.log(torch.clamp(power @ self._filters(), min=1.0))
 
     def masked(self, windows: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
         first = self.frames_of(layout.kept_samples)

@@ -216,8 +216,8 @@ def frame_mask(frames: list[int], width: int, dtype: torch.dtype) -> torch.Tenso
 
 
 def first_padded_frame(samples: int, n_fft: int, hop_length: int) -> int:
-    """Returns the first frame whose window reaches past the end of the samples."""
-    return max(0, (samples - n_fft // 2) // hop_length + 1)
+    """Returns the first frame whose window reaches past the end of the samples, or else the last without padding."""
+    return max(0, min((samples - n_fft // 2) // hop_length + 1, samples // hop_length))
 
 
 def ending_of(samples: torch.Tensor, n_fft: int, hop_length: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.audio_front_ends import spectrogram
-from energon_dali.decode.audio_front_ends.audio_front_end import AudioInput
+from energon_dali.decode.audio_front_ends.audio_front_end import AudioInput, check_long_enough
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
 from energon_dali.decode.audio_front_ends.whisper import ChunkFeatures, LongestFeatures, WhisperFeatures
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
@@ -182,7 +182,8 @@ class Voxtral(WhisperFeatures):
     model_keys: ClassVar[tuple[str, ...]] = ("input_features",)
 
     def layout(self, num_samples: int) -> AudioLayout:
-        chunks = max(1, -(-num_samples // self.chunk_samples))
+        check_long_enough(num_samples, 1, "a sample")
+        chunks = -(-num_samples // self.chunk_samples)
         frames = min(-(-num_samples // self.hop_length), chunks * self.chunk_frames)
         return AudioLayout(num_samples, num_samples, frames, chunks * (self.chunk_frames // 8), chunks)
 

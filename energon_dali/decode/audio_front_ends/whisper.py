@@ -50,6 +50,8 @@ class WhisperFeatures(AudioFrontEnd):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise self._invalid(name, "It is a whole number of at least 1")
+        if self.n_fft % 2:
+            raise self._invalid("n_fft", "It is even: with an odd one, features and masks have different lengths")
         if self.chunk_samples <= self.n_fft // 2 or self.chunk_samples < self.hop_length:
             raise self._invalid("chunk_seconds", "It must be longer than half a window and a hop")
 
