@@ -46,17 +46,15 @@ import urllib.request
 
 from moto.server import ThreadedMotoServer
 
-server = ThreadedMotoServer("127.0.0.1", free_port(), verbose=False)
+port = free_port()
+server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
 server.start()
-os.environ["AWS_ENDPOINT_URL"] = endpoint = "http://{}:{}".format(
-    *server.get_host_and_port()
-)
-os.environ.update(
-    AWS_ACCESS_KEY_ID="any", AWS_SECRET_ACCESS_KEY="any", AWS_REGION="us-east-1"
-)
-urllib.request.urlopen(
-    urllib.request.Request(f"{endpoint}/bucket", method="PUT")
-).close()
+
+os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+os.environ["AWS_REGION"] = "us-east-1"
+os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "any"
+bucket = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
+urllib.request.urlopen(bucket).close()
 
 # %% [markdown]
 # `pack` writes into the bucket as it writes into a folder.
