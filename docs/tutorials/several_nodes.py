@@ -42,10 +42,12 @@ run("energon-dali demo-data data")
 # [storage by URL](../storage.md).
 
 # %%
+import logging
 import urllib.request
 
 from moto.server import ThreadedMotoServer
 
+logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or it prints every request
 port = free_port()
 server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
 server.start()
