@@ -10,6 +10,8 @@ PEERS_STAMP := $(PEERS_VENV)/.up-to-date
 DOCS_VENV  := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.up-to-date
 DIST_VENV  := .venv-dist
+NOTEBOOKS_VENV  := .venv-notebooks
+NOTEBOOKS_STAMP := $(NOTEBOOKS_VENV)/.up-to-date
 
 # From 2.11 on, torch on PyPI is built for CUDA 13, which needs driver 580.
 # TORCH is passed to pip, such as 'torch==2.13.0', with --index-url for another index. DALI names the extra to install.
@@ -23,36 +25,15 @@ CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
 
 # One more than the cores of a small machine: a third of the tests' time is waiting.
 JOBS ?= 3
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 DATA ?=
-BENCH_JSON ?= benchmarks/results/cpu.json
-BENCH_REPETITIONS ?=
-BENCH_CACHE ?=
-BENCH_PLOT ?= docs/images/cpu.png
-VIDEO_JSON ?= benchmarks/results/video.json
-VIDEO_PLOT ?= docs/images/video.png
-TRAINER_JSON ?= benchmarks/results/trainer.json
-TRAINER_PLOT ?= docs/images/trainer.png
-PACKING_JSON ?= benchmarks/results/packing.json
-PACKING_PLOT ?= docs/images/packing.png
-REMOTE_JSON ?= $(if $(QUICK),.cache/quick-remote.json,benchmarks/results/remote.json)
-REMOTE_PLOT ?= $(if $(QUICK),.cache/quick-remote.png,docs/images/remote.png)
-PEERS_JSON ?= $(if $(QUICK),.cache/quick-peers.json,benchmarks/results/peers.json)
-PEERS_PLOT ?= $(if $(QUICK),.cache/quick-peers.png,docs/images/peers.png)
-STREAMS_JSON ?= $(if $(QUICK),.cache/quick-streams.json,benchmarks/results/streams.json)
-STREAMS_PLOT ?= $(if $(QUICK),.cache/quick-streams.png,docs/images/streams.png)
-FIRST_JSON ?= benchmarks/results/first-batch.json
-FIRST_PLOT ?= docs/images/first-batch.png
-VISION_JSON ?= benchmarks/results/vision.json
-VISION_PLOT ?= docs/images/vision.png
-SMALL_JSON ?= $(if $(QUICK),.cache/quick-small.json,benchmarks/results/small.json)
-SMALL_PLOT ?= $(if $(QUICK),.cache/quick-small.png,docs/images/small.png)
-SCALE_JSON ?= $(if $(QUICK),.cache/quick-scale.json,benchmarks/results/scale.json)
-SCALE_PLOT ?= $(if $(QUICK),.cache/quick-scale.png,docs/images/scale.png)
+TABLES ?=
+QUICK ?=
 OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-first-batch bench-video bench-trainer bench-packing bench-peers bench-remote bench-scale bench-small bench-streams bench-vision gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist dist-pythons release-check notebooks run-notebooks demo demo-train bench-all gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -61,21 +42,16 @@ help:
 	@echo "make test               runs the tests"
 	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium, and the metrics with a real Prometheus"
 	@echo "make test-faults [PART=1/4]  the full sweeps, or a fixed part of them: Ray, kills, thousands of damaged files, failing disks and servers"
-	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
+	@echo "make test-front-ends    compares all model front ends with transformers' processors on tens of thousands of images"
 	@echo "make check              checks style, layout and types, and that the package did not get worse by tools/house.json"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
-	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
-	@echo "make bench              benchmarks on the CPU, compared with bare DALI, PIL, webdataset and megatron-energon"
-	@echo "make bench-video        benchmarks on videos, compared with megatron-energon, torchcodec and PyAV"
-	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
-	@echo "make bench-packing      measures packing of texts, with and without saved states, compared with megatron-energon"
-	@echo "make bench-first-batch  measures how long a trainer waits for its first batch, compared with megatron-energon"
-	@echo "make bench-vision       measures input for vision-language models, compared with transformers' processors"
-	@echo "make bench-peers        compares with LitData, MosaicML Streaming, Grain, SPDL, torchvision, webdataset and megatron-energon"
-	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
-	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
-	@echo "make bench-streams      measures what 1 to 32 streams cost over up to 100 million samples and 100,000 shards (12 GB of disk)"
-	@echo "make bench-small        measures small samples (JSON, text, 32 x 32 PNGs, a blend of 1,000), compared with five other loaders"
+	@echo "make notebooks          writes the tutorials as notebooks into notebooks/"
+	@echo "make run-notebooks      does so, and runs them, so that they contain what they print"
+	@echo "make dist               builds sdist and wheel in dist/, and tests both in an empty environment"
+	@echo "make dist-pythons [PYTHONS='python3.10 python3.13']  tests the wheel in an empty environment of each Python"
+	@echo "make release-check      compares versions, and refuses images of the documentation that are older than what they show"
+	@echo "make bench-all [TABLES='peers cpu']   runs the benchmarks of the documentation, each next to other loaders; hours"
+	@echo "make bench-TABLE        runs one: peers, cpu, small, video, first-batch, vision, decode-scale, packing, blend, trainer, remote, streams, scale"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host, and writes OUT/report.html"
 
 setup: $(STAMP)
@@ -140,17 +116,19 @@ $(VENV)/torchvision: $(STAMP) constraints-ci.txt
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ --constraint constraints-ci.txt torchvision
 	@touch $@
 
-# A thousand images per model family, with published and drawn configurations of their processors; and every recipe of
-# examples/vlm, killed and resumed.
+# At least 300 images and 30 configurations per model family, published and drawn ones: less than half an hour on two cores.
+# Then every recipe of examples/vlm, killed and resumed.
 test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
+	$(BIN)/python -m tests.decode.audio_front_ends.family_sweep
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py tests/task_encoder tests/decode/front_ends/test_omni_positions.py
 
 check: $(STAMP)
-	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
-	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
+	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --check
+	$(BIN)/python tools/check_figures.py
 
 # The pages are built from the sources without importing them, so torch is not needed.
 $(DOCS_STAMP): constraints-ci.txt
@@ -163,7 +141,23 @@ $(DOCS_STAMP): constraints-ci.txt
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 
-# The smoke test runs twice: after a plain installation, with PIL and PyAV, and then with DALI.
+# The programs in docs/tutorials are the only source: notebooks are never edited, nor kept in the repository.
+notebooks:
+	$(PYTHON) tools/tutorials.py notebooks
+
+# Jupyter gets an environment of its own, whose kernel finds torch and energon_dali in the one of the tests.
+$(NOTEBOOKS_STAMP): $(STAMP)
+	test -x $(NOTEBOOKS_VENV)/bin/python || $(BIN)/python -m venv $(NOTEBOOKS_VENV)
+	$(NOTEBOOKS_VENV)/bin/python -m pip install --quiet nbclient ipykernel
+	@touch $@
+
+run-notebooks: notebooks $(NOTEBOOKS_STAMP)
+	cd notebooks && PATH="$(CURDIR)/$(BIN):$$PATH" \
+		PYTHONPATH="$(CURDIR):$$("$(CURDIR)/$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		"$(CURDIR)/$(NOTEBOOKS_VENV)/bin/jupyter" execute --inplace *.ipynb
+
+# The smoke test runs three times: after a plain installation of the wheel, with PIL and PyAV; with what the source
+# distribution builds; and with DALI. twine renders the README as a package index does.
 dist: $(STAMP)
 	rm -rf dist build $(DIST_VENV)
 	$(BIN)/python -m build --outdir dist .
@@ -171,8 +165,28 @@ dist: $(STAMP)
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH)
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt dist/*.whl
 	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.tar.gz
+	$(DIST_VENV)/bin/python tools/smoke_test.py
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt "$$(ls dist/*.whl)[$(DALI)]"
 	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet twine
+	$(DIST_VENV)/bin/python -m twine check --strict dist/*
+
+# Tests the wheel of `make dist` in an empty environment of each Python that this machine has.
+dist-pythons:
+	@ls dist/*.whl >/dev/null || { echo "There is no wheel in dist/: make dist"; exit 1; }
+	@set -e; for python in $(PYTHONS); do \
+		"$$python" -c 'import ensurepip' 2>/dev/null || { echo "$$python: not on this machine, not tested"; continue; }; \
+		"$$python" -m venv --clear $(DIST_VENV); \
+		$(DIST_VENV)/bin/python -m pip install --quiet $(TORCH); \
+		$(DIST_VENV)/bin/python -m pip install --quiet dist/*.whl; \
+		$(DIST_VENV)/bin/python -m pip check; \
+		$(DIST_VENV)/bin/python tools/smoke_test.py; \
+		echo "$$python: installed and tested"; \
+	done
+
+release-check: $(STAMP)
+	$(BIN)/python tools/release_check.py
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
@@ -186,77 +200,21 @@ demo-train: demo
 	$(BIN)/python -m energon_dali.tasks.train +task=multimodal/captioning +dataset=multimodal/captioning/demo \
 		optimizer.lr=4e-3 trainer.max_epochs=4 hydra.run.dir=demo/captioning
 
-bench: $(STAMP) $(ENERGON_STAMP)
-	mkdir -p $(dir $(BENCH_JSON)) $(dir $(BENCH_PLOT))
-	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(BENCH_JSON) $(BENCH_PLOT)
+# Tables that are current are not run again: an interrupted run continues with the next. An environment that
+# ENERGON_PYTHON or PEERS_PYTHON names is not made. torchcodec and SPDL load the system's FFmpeg libraries; without them,
+# these candidates are left out. QUICK=--quick tests that the benchmarks run.
+bench-all: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
+	command -v ffmpeg >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q ffmpeg >/dev/null; } || \
+		echo "No FFmpeg on this system: install Debian's package ffmpeg to compare with torchcodec and SPDL's decoder."
+	$(BIN)/python -m benchmarks.bench_all $(QUICK) $(TABLES)
 
-# torchcodec loads the system's FFmpeg libraries; without them it is skipped.
-bench-video: $(STAMP) $(ENERGON_STAMP)
-	command -v ffmpeg >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q ffmpeg; } || \
-		echo "No FFmpeg on this system: install Debian's package ffmpeg to compare with torchcodec."
-	mkdir -p $(dir $(VIDEO_JSON)) $(dir $(VIDEO_PLOT))
-	$(BIN)/python -m benchmarks.run video --json $(VIDEO_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(VIDEO_JSON) $(VIDEO_PLOT)
-
-bench-trainer: $(STAMP)
-	mkdir -p $(dir $(TRAINER_JSON)) $(dir $(TRAINER_PLOT))
-	$(BIN)/python -m benchmarks.run trainer --json $(TRAINER_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(TRAINER_JSON) $(TRAINER_PLOT)
-
-bench-packing: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
-	$(BIN)/python -m benchmarks.run packing --json $(PACKING_JSON) $(QUICK) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(PACKING_JSON) $(PACKING_PLOT)
-
-bench-first-batch: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
-	$(BIN)/python -m benchmarks.run first-batch --json $(FIRST_JSON) $(QUICK) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(FIRST_JSON) $(FIRST_PLOT)
-
-bench-vision: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
-	$(BIN)/python -m benchmarks.run vision --json $(VISION_JSON) $(QUICK) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(VISION_JSON) $(VISION_PLOT)
-
-# An environment that ENERGON_PYTHON or PEERS_PYTHON names is not made. QUICK=--quick tests that the benchmarks run.
-bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
-	$(BIN)/python -m benchmarks.run remote --json $(REMOTE_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.remote.plot $(REMOTE_JSON) $(REMOTE_PLOT)
-	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.opening)
-	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.preparing --ray \
-		--energon $(dir $(or $(ENERGON_PYTHON),$(ENERGON_VENV)/bin/python))energon)
-	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(REMOTE_JSON) docs/remote.md)
-
-# SPDL loads the system's FFmpeg libraries; without them, that candidate is left out.
-bench-peers: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
-	command -v ffmpeg >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q ffmpeg; } || \
-		echo "No FFmpeg on this system: install Debian's package ffmpeg to compare with SPDL's decoder."
-	$(BIN)/python -m benchmarks.run peers --json $(PEERS_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(PEERS_JSON) $(PEERS_PLOT)
-
-bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
-	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.remote.plot $(SCALE_JSON) $(SCALE_PLOT)
-	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(SCALE_JSON) docs/remote.md)
-
-bench-streams: $(STAMP)
-	$(BIN)/python -m benchmarks.run streams --json $(STREAMS_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.remote.plot $(STREAMS_JSON) $(STREAMS_PLOT)
-	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(STREAMS_JSON) docs/remote.md)
-
-bench-small: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
-	$(BIN)/python -m benchmarks.run small --json $(SMALL_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
-		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot $(SMALL_JSON) $(SMALL_PLOT)
+# bench-peers, bench-video, ...: one table.
+bench-%:
+	$(MAKE) bench-all TABLES=$*
 
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(QUICK) $(if $(STAGES),--stage $(STAGES))
 
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu
+	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) $(NOTEBOOKS_VENV) notebooks site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

@@ -87,12 +87,15 @@ FUSED = Workload(
 )
 
 
-def _scaled(name: str, size: tuple[int, int], target_bytes: int, samples: int, wanted: tuple[float, float]) -> Workload:
+def _scaled(
+    name: str, size: tuple[int, int], style: str, target_bytes: int, samples: int, wanted: tuple[float, float]
+) -> Workload:
     """Returns the workload of small crops from large images, decoded at full size and at smaller ones.
 
     Args:
         name: Of the workload.
         size: (width, height) of the images, about.
+        style: Of the recipe: "jpeg", or "camera" with sensor noise.
         target_bytes: Size of a file, about.
         samples: Samples that are timed.
         wanted: Ratios to DALI's fused pipeline at "fast" and "fastest".
@@ -104,9 +107,9 @@ def _scaled(name: str, size: tuple[int, int], target_bytes: int, samples: int, w
         metric="samples_per_second",
         unit="samples/s",
         recipe=Recipe(
-            name=f"{name}-jpegs",
-            samples=10 * samples,
-            style="jpeg",
+            name=f"{name}-{style}",
+            samples=2 * samples,
+            style=style,
             width=size[0],
             height=size[1],
             target_bytes=target_bytes,
@@ -138,8 +141,8 @@ def _scaled(name: str, size: tuple[int, int], target_bytes: int, samples: int, w
     )
 
 
-SCALED_HD = _scaled("scaled-hd", (1920, 1080), 350_000, 640, (1.15, 1.6))
-SCALED_12MP = _scaled("scaled-12mp", (4000, 3000), 1_500_000, 192, (2.0, 2.5))
+SCALED_HD = _scaled("scaled-hd", (1920, 1080), "jpeg", 350_000, 480, (1.15, 1.6))
+SCALED_12MP = _scaled("scaled-12mp", (4000, 3000), "camera", 4_000_000, 128, (2.0, 2.5))
 
 
 def _next_to_a_trainer() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:

@@ -9,29 +9,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "pillow",
-    "av",
-    "webdataset",
-    "nvidia-dali-cuda120",
-    "nvidia-dali-cuda130",
-    "triton",
-    "megatron-energon",
-    "multi-storage-client",
-    "obstore",
-    "boto3",
-    "litdata",
-    "mosaicml-streaming",
-    "grain",
-    "spdl-core",
-    "spdl-io",
-    "torchcodec",
-    "nvidia-ml-py",
+MEASURED_PATHS = (
+    "energon_dali",
+    "kernels",
+    "benchmarks",
+    "setup.py",
+    "pyproject.toml",
+    ":!benchmarks/results",
+    ":!benchmarks/bench_all.py",
+    ":!benchmarks/tables.py",
+    ":!benchmarks/plot*.py",
+    ":!benchmarks/remote/plot.py",
 )
-"""Packages whose versions are recorded; for energon_dali it is the commit."""
+"""What a result depends on, as git's pathspecs: results themselves, charts and pages are not part of it."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -47,18 +37,14 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Returns the version of Python and of every package of interest that this environment has."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    """Returns the version of Python and of every package of this environment; for energon_dali it is the commit."""
+    packages = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
+    packages.pop("energon-dali", None)
+    return {"python": platform.python_version(), **dict(sorted(packages.items(), key=lambda one: one[0].lower()))}
 
 
 def commit(root: Path) -> str:
-    """Returns the commit of a checkout, followed by "+" if files differ from it; "" outside a checkout.
+    """Returns the commit of a checkout, followed by "+" if measured files differ from it; "" outside a checkout.
 
     A copy of a checkout may hold it in a file COMMIT, as `benchmarks/gpu.sh` makes one.
     """
@@ -68,7 +54,9 @@ def commit(root: Path) -> str:
     git = ["git", "-C", str(root)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", *MEASURED_PATHS], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from pathlib import Path
@@ -84,13 +85,17 @@ class WorkloadRun:
             return self._run()
 
     def _convert(self, candidate: Candidate) -> None:
-        """Writes the files in the format of a candidate, once; a folder without the mark is incomplete."""
+        """Writes the files in the format of a candidate, once for its sizes.
+
+        A folder without the mark is incomplete.
+        """
         folder = self._folders[candidate.recipe or self.workload.recipe]
         mark = folder.parent / f"{folder.name}-{candidate.format}" / ".complete"
-        if not candidate.format or mark.exists() or candidate.name in self._left_out:
+        sizes = json.dumps({name: value for name, value in candidate.options.items() if name.endswith("_bytes")})
+        if not candidate.format or (mark.exists() and mark.read_text() == sizes) or candidate.name in self._left_out:
             return
         if self._attempt(candidate, "convert") is not None:
-            mark.touch()
+            mark.write_text(sizes)
 
     def _run(self) -> dict[str, Any]:
         for candidate in self._candidates:
@@ -129,7 +134,7 @@ class WorkloadRun:
         python = python_of(candidate.environment)
         if python is None:
             what = {"energon": "megatron-energon is", "peers": "the other loaders are"}[candidate.environment]
-            self._left_out[candidate.name] = f"{what} not installed; `make bench` or `make bench-peers` does it"
+            self._left_out[candidate.name] = f"{what} not installed; `make bench-all` does it"
             return None
         try:
             limit = CANDIDATE_SECONDS if self.workload.seconds and action != "convert" else 300

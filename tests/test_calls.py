@@ -32,6 +32,8 @@ CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
 NOT_CALLED = {
     "AVData",
     "AVWebdatasetDecoder",
+    "AudioFrontEnd",
+    "AudioInput",
     "Batch",
     "CachePool",
     "Clips",

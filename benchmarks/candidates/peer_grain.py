@@ -1,4 +1,7 @@
-"""Grain over the extents of the shards, decoding with torchvision in its worker processes. Option: workers."""
+"""Grain over the extents of the shards, decoding with torchvision in its worker processes.
+
+Options: workers, threads and buffer (of its `ReadOptions` in each worker; the defaults are Grain's).
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,14 @@ class Images:
             os.close(file)
 
 
+def read_options(task: Task) -> Any:
+    """Returns the threads and the buffer of each worker of a task; Grain's defaults where it names none."""
+    import grain
+
+    named = {"num_threads": task.options.get("threads"), "prefetch_buffer_size": task.options.get("buffer")}
+    return grain.ReadOptions(**{name: int(value) for name, value in named.items() if value is not None})
+
+
 def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     """Yields batches. Worker processes send NumPy arrays through shared memory."""
     import grain
@@ -48,7 +59,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
         grain.MapDataset.source(Images(task))
         .repeat()
         .map(DecodeRow(task, as_array=True))
-        .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
+        .to_iter_dataset(read_options(task))
         .batch(task.batch_size, drop_remainder=True, batch_fn=CollateRows(task.output))
         .mp_prefetch(grain.MultiprocessingOptions(num_workers=int(task.options.get("workers", 2))))
     )

@@ -1,5 +1,6 @@
-"""SPDL: a pipeline of threads in one process. Options: workers (threads), decode.
+"""SPDL: a pipeline of threads in one process.
 
+Options: workers (threads that decode), threads (of the whole pipeline), decode.
 `decode` is "ffmpeg" (its own: FFmpeg decodes, crops and scales) or "torchvision".
 """
 
@@ -43,7 +44,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
         .aggregate(task.batch_size)
         .pipe(CollateRows(task.output))
         .add_sink(2)
-        .build(num_threads=threads)
+        .build(num_threads=int(task.options.get("threads", threads)))
     )
     with pipeline.auto_stop():
         for keys, batch in pipeline:

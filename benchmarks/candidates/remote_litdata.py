@@ -13,6 +13,7 @@ from benchmarks.candidates.remote_meter import Row, RowMaker, measure_rows, part
 from benchmarks.candidates.task import Task
 
 CHUNK_BYTES = 1 << 24
+"""Of the option chunk_bytes."""
 
 
 def measure(task: Task) -> dict[str, float]:
@@ -27,7 +28,7 @@ def convert(task: Task) -> dict[str, float]:
     folder = Path(f"{task.dataset}-litdata")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    writer = BinaryWriter(str(folder), chunk_bytes=CHUNK_BYTES)
+    writer = BinaryWriter(str(folder), chunk_bytes=int(task.options.get("chunk_bytes", CHUNK_BYTES)))
     for number, sample in enumerate(samples_of(task)):
         writer[number] = {"key": sample["__key__"], part: sample[part]}
     writer.done()

@@ -29,7 +29,10 @@ def convert(task: Task) -> dict[str, float]:
     folder = Path(f"{task.dataset}-mds")
     shutil.rmtree(folder, ignore_errors=True)
     with MDSWriter(
-        out=str(folder), columns={"key": "str", part: "bytes"}, size_limit=SHARD_BYTES, progress_bar=False
+        out=str(folder),
+        columns={"key": "str", part: "bytes"},
+        size_limit=int(task.options.get("shard_bytes", SHARD_BYTES)),
+        progress_bar=False,
     ) as writer:
         for sample in samples_of(task):
             writer.write({"key": sample["__key__"], part: sample[part]})

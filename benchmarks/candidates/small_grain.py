@@ -1,4 +1,7 @@
-"""Small samples through Grain, from ArrayRecord files. Options: workers, leaves (datasets that are mixed)."""
+"""Small samples through Grain, from ArrayRecord files.
+
+Options: workers, leaves (datasets that are mixed), threads and buffer (see `peer_grain.read_options`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.candidates.peer_grain import read_options
 from benchmarks.candidates.small_rows import Batch, collated, decoded, measure_smalls, part_of, samples_in
 from benchmarks.candidates.task import Task
 
@@ -56,7 +60,7 @@ def open_batches(task: Task) -> Iterator[Batch]:
     else:
         rows = _source(grain, files).seed(0).shuffle().repeat()
     rows = rows.map(Decode(part_of(task)))
-    batches = rows.to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(task.batch_size, batch_fn=collated)
+    batches = rows.to_iter_dataset(read_options(task)).batch(task.batch_size, batch_fn=collated)
     workers = int(task.options["workers"])
     if workers:
         batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))

@@ -17,7 +17,7 @@ from benchmarks.candidates.task import Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
 
 CHUNK_BYTES = 1 << 20
-"""Small, because the time that LitData takes to write a sample grows with the samples in its chunk."""
+"""Of the option chunk_bytes, for LitData and MosaicML."""
 
 
 def measure(task: Task) -> dict[str, float]:
@@ -36,13 +36,18 @@ def convert(task: Task) -> dict[str, float]:
         from streaming import MDSWriter
 
         columns = {"key": "str", "value": {"json": "json", "txt": "str", "png": "bytes"}[part]}
-        with MDSWriter(out=str(folder), columns=columns, size_limit=CHUNK_BYTES, progress_bar=False) as writer:
+        with MDSWriter(
+            out=str(folder),
+            columns=columns,
+            size_limit=int(task.options.get("chunk_bytes", CHUNK_BYTES)),
+            progress_bar=False,
+        ) as writer:
             for key, value in rows:
                 writer.write({"key": key, "value": value})
         return {}
     from litdata.streaming.writer import BinaryWriter
 
-    chunks = BinaryWriter(str(folder), chunk_bytes=CHUNK_BYTES)
+    chunks = BinaryWriter(str(folder), chunk_bytes=int(task.options.get("chunk_bytes", CHUNK_BYTES)))
     for number, (key, value) in enumerate(rows):
         chunks[number] = {"key": key, "value": value}
     chunks.done()

@@ -49,13 +49,12 @@ class Recipe:
     style: str = "mixed"
     """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and `width` x `height`, each
     side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
-    "webp": 70 % JPEG and 30 % WebP, sides likewise. "photo": JPEGs with sensor noise. "page": PNGs of text around an
-    image. "video": 30 frames per second. "text": 200 bytes of text each, and nothing else. "index": likewise, with
-    shards that are links to one (`scale.synthetic`).
-    "texts": texts of random lengths alone, see data/texts.py. "small-json", "small-text", "small-png": see
-    data/smalls.py."""
+    "webp": 70 % JPEG and 30 % WebP, sides likewise. "photo": JPEGs with sensor noise, "camera": such of about
+    `target_bytes`. "page": PNGs of text around an image. "video": 30 frames per second. "text": 200 bytes of text each,
+    and nothing else. "index": likewise, with shards that are links to one (`scale.synthetic`). "texts": texts of random
+    lengths alone, see data/texts.py. "small-json", "small-text", "small-png": see data/smalls.py."""
     target_bytes: int = 104_000
-    """Size of a JPEG of style "jpeg", in bytes."""
+    """Size of a JPEG of style "jpeg" or "camera", in bytes."""
     seconds: int = 10
     """Length of a video of style "video", in seconds."""
     width: int = 0

@@ -39,10 +39,13 @@ def picture(style: str, rng: np.random.Generator, size: tuple[int, int], target_
     if style == "photo":
         crop = cut(rng, width=size[0], height=size[1])
         return "jpg", crop, encode(add_grain(rng, crop.image), "jpg", 90)
+    if style == "camera":
+        crop = cut(rng, width=size[0], height=size[1])
+        return "jpg", crop, encode_to_size(add_grain(rng, crop.image), target_bytes)
     if style == "page":
         page = draw_page(rng, width=size[0], height=size[1])
         return "png", page, encode(page.image, "png", 0)
-    raise ValueError(f"{style=} is none of mixed, jpeg, formats, webp, photo, page.")
+    raise ValueError(f"{style=} is none of mixed, jpeg, formats, webp, photo, camera, page.")
 
 
 def _about(rng: np.random.Generator, pixels: int) -> int:

@@ -132,7 +132,8 @@ def layout_options(decoder: Decoder | None) -> dict[str, Any]:
     if getattr(decoder, "audio_spec", None) is not None:
         spec = decoder.audio_spec  # type: ignore[union-attr]
         found |= {f"audio {name}": value for name, value in _layout_config(spec.front_end).items()}
-        found |= {"audio segments": spec.segments, "audio seconds": spec.seconds}
+        of_videos = getattr(decoder, "audio_of_videos", False)
+        found |= {"audio segments": spec.segments, "audio seconds": spec.seconds, "audio of videos": of_videos}
     return found
 
 

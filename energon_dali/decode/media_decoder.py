@@ -109,6 +109,7 @@ class DecoderOptions(TypedDict, total=False):
     audio_front_end: AudioFrontEnd | None
     audio_segments: AudioSegments
     audio_seconds: float | None
+    audio_of_videos: bool
     decode_scale: DecodeScale
 
 
@@ -120,19 +121,23 @@ class MediaDecoder(Decoder):
             "rgb8" (numpy uint8 [H, W, 3]) or "pil".
         av_decode: What video and audio parts become. "AVDecoder" decodes nothing until one of its methods is called.
             "torch" decodes the whole file to `AVData`. "pyav" returns PyAV's open container, which cannot travel
-            between processes. `VideoClips` returns `Clips`, decoded before the hooks run.
+            between processes. `VideoClips` returns `Clips`, decoded before the hooks run. Cost: "AVDecoder" and "pyav"
+            nothing before a method is called; "torch" the whole file; clips what they need.
         av_limits: Limits for decoding one video or audio part; None for the defaults of `AVLimits`.
         av_options: Other options of `AVDecoder`, for av_decode="AVDecoder" and "torch", such as {"missing": "empty",
             "sample_rate": 16000}.
         av_lazy: With av_decode="AVDecoder", files with a media index are not read before a method of the AVDecoder is
-            called, which then reads what it needs: for hooks that want little of long videos. From remote storage each
-            call waits for its bytes, which nothing requests ahead. docs/video.md.
-        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too.
-        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Costs
+            called, which then reads what it needs: for hooks that want little of long videos. docs/video.md. Cost: from
+            remote storage each call waits for its bytes, which nothing requests ahead.
+        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too. Cost: decoding all of
+            the audio.
+        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Cost:
             about 20 us per part.
-        operations: Applied to each image inside the decoder, in this order.
+        operations: Applied to each image inside the decoder, in this order. Cost: at most one resampling and one flip
+            for all of them together.
         front_end: Makes of each image what a vision-language model takes, after all operations; the images become
-            VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md.
+            VisionInput. Hooks before decoding see handles that have their `num_tokens`. docs/vlm.md. Cost: rendering in
+            the same pass; the batch takes the memory of the processor's output.
         audio_front_end: Makes of each recording (a video or audio part without video) what a model takes, whatever
             `av_decode` says; the recordings become AudioInput. Hooks before decoding see handles that know their
             `num_tokens`. docs/audio.md.
@@ -140,11 +145,14 @@ class MediaDecoder(Decoder):
             "first" its start, as the extractor does; "random" a segment drawn from (seed, sample, epoch); "all" all of
             its segments, of which the part becomes a list.
         audio_seconds: Longest segment in seconds; None for the longest recording that the audio front end takes.
+        audio_of_videos: With an audio front end, makes of each part with video a dict of "video", what `av_decode`
+            says, and "audio", the AudioInput of its audio, or None.
         decode_scale: How small a JPEG or JPEG 2000 image may be decoded where operations or the front end make it
             smaller: "exact" (at full size), "fast" (at least 2 decoded pixels for each pixel of the result, in both
-            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. What
-            this does to pixels: docs/decoders.md#decode-scale.
-        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
+            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. Cost:
+            pixels that differ (docs/decode-scale.md), in less time.
+        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`. Cost: memory of
+            1 (uint8), 2 (float16, bfloat16) or 4 bytes (float32) per value, in batches and between processes.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
         max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own guard
@@ -176,6 +184,7 @@ class MediaDecoder(Decoder):
         audio_front_end: AudioFrontEnd | None = None,
         audio_segments: AudioSegments = "first",
         audio_seconds: float | None = None,
+        audio_of_videos: bool = False,
         decode_scale: DecodeScale = "exact",
     ) -> None:
         if not isinstance(av_decode, VideoClips) and av_decode not in get_args(AVDecode):
@@ -201,14 +210,16 @@ class MediaDecoder(Decoder):
             front_end,
             decode_scale,
         )
-        if audio_front_end is None and (audio_segments != "first" or audio_seconds is not None):
+        if audio_front_end is None and (audio_segments != "first" or audio_seconds is not None or audio_of_videos):
             raise ConfigError(
-                f"audio_segments={audio_segments!r} and audio_seconds={audio_seconds!r} were given without "
-                "audio_front_end, which makes use of them. Give one, or leave them out."
+                f"audio_segments={audio_segments!r}, audio_seconds={audio_seconds!r} and audio_of_videos="
+                f"{audio_of_videos!r} were given without audio_front_end, which makes use of them. Give one, or leave "
+                "them out."
             )
         self.audio_front_end = audio_front_end
         self.audio_segments = audio_segments
         self.audio_seconds = audio_seconds
+        self.audio_of_videos = bool(audio_of_videos)
         self.audio_spec = None if audio_front_end is None else AudioSpec(audio_front_end, audio_segments, audio_seconds)
         self.av_decode = av_decode
         self.av_limits = av_limits
@@ -355,15 +366,31 @@ class MediaDecoder(Decoder):
 
     def _stage_av(self, name: str, raw: bytes | memoryview | SparseMedia, seed: int, source: SourceInfo | None) -> Any:
         # Only here: programs that read no video need not load PyAV.
+        if self.audio_spec is None:
+            return self._stage_clips(name, raw, seed, source)
+        from energon_dali.decode.audio_front_ends.audio_decoding import stage_recording
+
+        audio, has_video = stage_recording(
+            name,
+            raw,
+            self.audio_spec,
+            seed=seed,
+            source=source,
+            limits=self.av_limits,
+            of_videos=self.audio_of_videos,
+        )
+        if not has_video:
+            return audio
+        video = self._stage_clips(name, raw, seed, source)
+        return {"video": video, "audio": audio} if self.audio_of_videos else video
+
+    def _stage_clips(
+        self, name: str, raw: bytes | memoryview | SparseMedia, seed: int, source: SourceInfo | None
+    ) -> Any:
+        """Returns what `av_decode` says that a part becomes, or the handle of its clips."""
         from energon_dali.av import AVDecoder
         from energon_dali.decode.pyav import open_part, stage_clips
 
-        if self.audio_spec is not None:
-            from energon_dali.decode.audio_front_ends.audio_decoding import stage_recording
-
-            staged = stage_recording(name, raw, self.audio_spec, seed=seed, source=source, limits=self.av_limits)
-            if staged is not None:
-                return staged
         if not isinstance(self.av_decode, VideoClips):
             options = {**self.av_options, "limits": self.av_limits}
             if not isinstance(raw, (bytes, bytearray, memoryview)):
@@ -406,15 +433,19 @@ class MediaDecoder(Decoder):
             index: The stored index of the part.
             seed: Seed of its random operations, as for `stage`.
         """
-        if self.audio_spec is not None and index.video is None and index.audio is not None:
+        ranges: list[tuple[int, int]] = []
+        takes_audio = index.audio is not None and (index.video is None or self.audio_of_videos)
+        if self.audio_spec is not None and takes_audio:
             from energon_dali.decode.audio_front_ends.audio_decoding import find_recording_packets
 
-            return find_recording_packets(name, index, self.audio_spec, seed=seed, limits=self.av_limits)
+            ranges = find_recording_packets(name, index, self.audio_spec, seed=seed, limits=self.av_limits)
+            if index.video is None:
+                return ranges
         if not isinstance(self.av_decode, VideoClips):
-            return []
+            return ranges
         from energon_dali.decode.pyav import find_packets
 
-        return find_packets(name, index, self.av_decode, seed=seed, limits=self.av_limits)
+        return ranges + find_packets(name, index, self.av_decode, seed=seed, limits=self.av_limits)
 
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
@@ -453,6 +484,7 @@ class MediaDecoder(Decoder):
             "audio_front_end": None if self.audio_front_end is None else self.audio_front_end.config(),
             "audio_segments": self.audio_segments,
             "audio_seconds": self.audio_seconds,
+            "audio_of_videos": self.audio_of_videos,
             "decode_scale": spec.decode_scale,
         }
 

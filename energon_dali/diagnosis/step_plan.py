@@ -26,11 +26,12 @@ from energon_dali.datasets.stream import (
     too_many_samples,
 )
 from energon_dali.decode import MediaHandle
+from energon_dali.decode.audio_front_ends.audio_handle import AudioSpec
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import LoaderIdentity
 from energon_dali.plan.packed_batches import PackedBatchPlan
-from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
+from energon_dali.samples.media_metadata import AVMetadata, ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
 from energon_dali.shards.documents.state_entries import MAX_COUNT, restore_stream
 from energon_dali.worker_config import WorkerConfig
@@ -42,6 +43,8 @@ Progress = Callable[[int, int], object]
 
 _MOST_BATCHES = 1_000_000
 _MOST_STREAMS = 100_000
+_SHOWN_BATCHES = 12
+"""Batches that a card shows, and the samples of each."""
 _PASSED_AT_ONCE = 1 << 24
 """Elements that a stream moves past before progress is reported: a blend draws for three seconds."""
 _DETAILED_AT_ONCE = 65_536
@@ -105,7 +108,7 @@ class StepPlan:
     steps: range
     """The steps that exist: fewer than were asked for if the data ends before."""
     notes: list[str]
-    """What the plan cannot know, or had to do, in sentences."""
+    """What the plan cannot predict, or had to do, in sentences."""
     _rows: list[tuple[int, int, int, int]] = field(repr=False)
     """Tuples (step, rank, stream, number of the element in the plan of that stream)."""
     _plans: dict[int, Planned] = field(repr=False)
@@ -116,6 +119,17 @@ class StepPlan:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _repr_html_(self) -> str:
+        """The first batches, whose samples are looked up in the index; no shard is read."""
+        from energon_dali.samples.cards import card
+
+        rows = [("steps", f"{self.steps.start:,} to {self.steps.stop - 1:,}" if self.steps else "none")]
+        for batch in self._detailed(self._rows[:_SHOWN_BATCHES]):
+            names = ", ".join(sample.key or str(sample.index) for sample in batch.samples[:_SHOWN_BATCHES])
+            rows.append((f"step {batch.step}, rank {batch.rank}", f"{len(batch.samples):,}: {names}"))
+        note = f"{len(self):,} batches"
+        return card(type(self).__name__, rows, note=note, text=("What the plan cannot know", "\n".join(self.notes)))
 
     def __iter__(self) -> Iterator[PlannedBatch]:
         rows: list[tuple[int, int, int, int]] = []
@@ -187,16 +201,31 @@ class StepPlan:
 
 
 def _vision_tokens(source: Source, sample: PlannedSample) -> int | None:
-    """Returns the vision tokens that the decoder's front end makes of a sample's images; None if that is unknown."""
+    """Returns the tokens that the decoder's front ends make of a sample's images and recordings; None if unknown."""
     decoder = getattr(source.load, "decoder", None)
     spec: ImageSpec | None = getattr(decoder, "spec", None)
     images = [facts for facts in sample.media.values() if isinstance(facts, ImageMetadata)]
-    if spec is None or spec.front_end is None or not images:
-        return None
+    recordings = [facts for facts in sample.media.values() if isinstance(facts, AVMetadata)]
+    known: list[int] = []
     try:
-        return sum(MediaHandle("", b"", one.format, one.width, one.height, spec).num_tokens for one in images)
-    except DecodeError:  # the front end refuses such images
+        if spec is not None and spec.front_end is not None:
+            known += [MediaHandle("", b"", one.format, one.width, one.height, spec).num_tokens for one in images]
+        known += _audio_tokens(getattr(decoder, "audio_spec", None), recordings)
+    except DecodeError:  # a front end refuses such media
         return None
+    return sum(known) if known else None
+
+
+def _audio_tokens(spec: AudioSpec | None, files: Sequence[AVMetadata]) -> list[int]:
+    """Returns the tokens of each segment of the recordings among files: those that have audio and no video."""
+    tokens: list[int] = []
+    for one in files:
+        samples, rate = one.audio_num_samples, one.audio_sample_rate
+        if spec is None or one.video_num_frames is not None or samples is None or not rate:
+            continue
+        total = samples * spec.front_end.sampling_rate // rate
+        tokens += [spec.front_end.layout(stop - start).num_tokens for start, stop in spec.choose(total, 0)]
+    return tokens
 
 
 def plan_steps(

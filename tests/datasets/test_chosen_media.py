@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.remote.s3_server import S3Server
 from energon_dali import (
+    AudioFrontEnd,
     AVDecoder,
     ClipAudio,
     Cooker,
@@ -163,6 +164,22 @@ def test_a_front_end_gets_its_frames_and_times(folder: Path) -> None:
         assert one.layout == other.layout
         assert torch.equal(one.pixels, other.pixels)
     assert "media.bytes_on_demand" not in ranged["statistics"].counts
+
+
+def test_clips_and_audio_segments_of_one_video_are_read_together(folder: Path) -> None:
+    spec = VideoClips(num_clips=2, frames_per_clip=3, clip_duration_seconds=0.5, sampling="random")
+    front_end = AudioFrontEnd.from_processor({"feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": 1})
+    decoder = SampleDecoder(
+        av_decode=spec, audio_front_end=front_end, audio_of_videos=True, audio_segments="random", audio_seconds=0.5
+    )
+
+    ranged = read(folder, decoder)
+    whole = read(folder, decoder, whole=True)
+
+    for found, expected in zip(ranged["samples"], whole["samples"], strict=True):
+        assert_same(found["video"]["video"], expected["video"]["video"])
+        assert torch.equal(found["video"]["audio"].features, expected["video"]["audio"].features)
+    assert 0 < ranged["statistics"].counts["bytes.read"] < whole["statistics"].counts["bytes.read"]
 
 
 def test_only_the_packets_of_the_clips_are_read(folder: Path) -> None:

@@ -13,6 +13,8 @@ from energon_dali.errors import DecodeError
 from energon_dali.samples.base import SourceInfo
 
 ROUTE: Route = "pyav"
+_MOST_KEPT_PACKETS = 4096
+"""Packets up to which a handle keeps its index, of 24 bytes each, while it waits to be decoded."""
 
 
 def stage_recording(
@@ -23,8 +25,11 @@ def stage_recording(
     seed: int = 0,
     source: SourceInfo | None = None,
     limits: AVLimits | None = None,
-) -> AudioHandle | list[AudioHandle] | None:
-    """Returns the handle of a recording, or one for each of its segments; None if the file has video.
+    of_videos: bool = False,
+) -> tuple[AudioHandle | list[AudioHandle] | None, bool]:
+    """Returns the handle of a recording, or one for each of its segments, and whether the file has video.
+
+    There is no handle, but None, for a video without audio, and for all videos unless `of_videos` is set.
 
     Args:
         name: Part name.
@@ -33,15 +38,18 @@ def stage_recording(
         seed: Determines random segments.
         source: Where it came from, for messages.
         limits: Limits for decoding; None for the defaults.
+        of_videos: Whether the audio of videos is taken too.
 
     Raises:
         DecodeError: The file cannot be opened, or the front end refuses recordings of its length.
     """
     with MediaFile(raw, limits=limits) as file:
         try:
-            if file.find_stream("video") is not None:
-                return None
-            total = _reader(file, spec.front_end).num_samples
+            has_video = file.find_stream("video") is not None
+            if has_video and not (of_videos and file.find_stream("audio") is not None):
+                return None, True
+            reader = _reader(file, spec.front_end)
+            total, index = reader.num_samples, reader.index
             handles = [
                 AudioHandle(
                     name,
@@ -55,6 +63,7 @@ def stage_recording(
                     start_sample=start,
                     num_samples=stop - start,
                     limits=limits,
+                    index=index if len(index.pts) <= _MOST_KEPT_PACKETS else None,
                 )
                 for start, stop in spec.choose(total, seed)
             ]
@@ -62,7 +71,7 @@ def stage_recording(
                 handle.layout  # noqa: B018 - raises if the front end refuses the length
         except DecodeError as error:
             raise DecodeError(error.reason, error.format or file.format, error.route or ROUTE) from error
-    return handles if spec.segments == "all" else handles[0]
+    return (handles if spec.segments == "all" else handles[0]), has_video
 
 
 def find_recording_packets(
@@ -80,7 +89,7 @@ def find_recording_packets(
     assert index.audio is not None
     try:
         media = SparseMedia(index)
-        staged = stage_recording(name, media, spec, seed=seed, limits=limits)
+        staged, _ = stage_recording(name, media, spec, seed=seed, limits=limits, of_videos=True)
         handles = staged if isinstance(staged, list) else [staged]
         ranges = [_range(handle) for handle in handles if handle is not None and _range(handle)[1] > _range(handle)[0]]
         with MediaFile(media, limits=limits) as file:
@@ -104,7 +113,10 @@ def decode_recording(handle: AudioHandle) -> AudioInput:
     waveform = torch.zeros(front_end.channels, 0)
     if stop > start:
         with MediaFile(handle.data, limits=handle.limits) as file:
-            samples = as_float(_reader(file, front_end).read(start, stop))
+            reader = _reader(file, front_end)
+            if handle.index is not None:
+                reader.use_index(handle.index)
+            samples = as_float(reader.read(start, stop))
         if samples.shape[1] != stop - start:
             raise DecodeError(
                 f"Its packets say {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",
@@ -112,7 +124,7 @@ def decode_recording(handle: AudioHandle) -> AudioInput:
                 ROUTE,
             )
         waveform = torch.from_numpy(samples)
-    return front_end.render(waveform, layout)
+    return front_end.render(waveform, layout, seed=handle.seed)
 
 
 def decode_outcome(handle: AudioHandle) -> Outcome:

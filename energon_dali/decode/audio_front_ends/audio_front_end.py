@@ -197,12 +197,15 @@ class AudioFrontEnd(ProcessorFamily):
 
     # --- features --------------------------------------------------------------------------------------------------
 
-    def render(self, waveform: torch.Tensor | NDArray[np.float32], layout: AudioLayout | None = None) -> AudioInput:
+    def render(
+        self, waveform: torch.Tensor | NDArray[np.float32], layout: AudioLayout | None = None, *, seed: int = 0
+    ) -> AudioInput:
         """Returns a recording as the model takes it.
 
         Args:
             waveform: float32[samples] in [-1, 1] at `sampling_rate`, or float32[channels, samples], a tensor or array.
             layout: Of its length; None computes it. The samples after its `kept_samples` may be left out.
+            seed: Determines what extractors draw at random (CLAP, UnivNet), a function of (seed, sample, epoch).
 
         Raises:
             ConfigError: It is not floating-point, or has another number of channels, or the layout has another length.
@@ -217,8 +220,17 @@ class AudioFrontEnd(ProcessorFamily):
                 f"{layout.num_samples}, of which {layout.kept_samples} are used. Give the layout of this recording, or "
                 "none."
             )
-        kept = samples[..., : layout.kept_samples]
-        return AudioInput(self.arrange(kept, layout), layout, self, self.ending(kept, layout))
+        kept = self.choose(samples[..., : layout.kept_samples], seed)
+        return AudioInput(self.arrange(kept, layout), layout, self, self.ending(kept, layout), seed)
+
+    def choose(self, samples: torch.Tensor, seed: int) -> torch.Tensor:
+        """Returns the samples of a recording that are used, where the extractor draws them at random; else all.
+
+        Args:
+            samples: float32[kept samples]; float32[channels, kept samples] if `channels` is above 1.
+            seed: Determines which.
+        """
+        return samples
 
     @abstractmethod
     def arrange(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
@@ -299,6 +311,8 @@ class AudioInput:
     """What made it; one object for all recordings of a decoder within a process."""
     ending: torch.Tensor | None = None
     """Its last samples, if their frames change when the recording shares a batch with longer ones; else None."""
+    seed: int = 0
+    """Determines what the extractor draws at random."""
 
     @property
     def values(self) -> torch.Tensor:

@@ -103,22 +103,24 @@ def hann_window(length: int, *, periodic: bool = True) -> torch.Tensor:
     return torch.hann_window(length, periodic=periodic)
 
 
-def power_spectra(samples: torch.Tensor, n_fft: int, hop_length: int) -> torch.Tensor:
+def power_spectra(samples: torch.Tensor, n_fft: int, hop_length: int, *, contiguous: bool = True) -> torch.Tensor:
     """Returns the power spectra of Hann windows, centred on every hop, of samples that are mirrored at both ends.
 
     Args:
         samples: float32[recordings, n], with n above n_fft // 2.
         n_fft: Samples of a window.
         hop_length: Samples from one window to the next.
+        contiguous: Whether the result is. Matrix products of the two forms differ in their last bits.
 
     Returns:
-        float32[recordings, n_fft // 2 + 1, n // hop_length], contiguous: without the last frame, as Whisper.
+        float32[recordings, n_fft // 2 + 1, n // hop_length]: without the last frame, as Whisper.
     """
     import torch
 
     window = hann_window(n_fft).to(samples.device)
     spectra = torch.stft(samples, n_fft, hop_length, window=window, return_complex=True)
-    return (spectra[..., :-1].abs() ** 2).contiguous()
+    power = spectra[..., :-1].abs() ** 2
+    return power.contiguous() if contiguous else power
 
 
 def power_of_windows(samples: torch.Tensor, n_fft: int, hop_length: int) -> torch.Tensor:
@@ -214,8 +216,8 @@ def frame_mask(frames: list[int], width: int, dtype: torch.dtype) -> torch.Tenso
 
 
 def first_padded_frame(samples: int, n_fft: int, hop_length: int) -> int:
-    """Returns the first frame whose window reaches past the end of the samples."""
-    return max(0, (samples - n_fft // 2) // hop_length + 1)
+    """Returns the first frame whose window reaches past the end of the samples, or else the last without padding."""
+    return max(0, min((samples - n_fft // 2) // hop_length + 1, samples // hop_length))
 
 
 def ending_of(samples: torch.Tensor, n_fft: int, hop_length: int) -> torch.Tensor:
@@ -224,7 +226,9 @@ def ending_of(samples: torch.Tensor, n_fft: int, hop_length: int) -> torch.Tenso
     return samples[max(0, start) :].clone()
 
 
-def padded_windows(ending: torch.Tensor, samples: int, padded: int, n_fft: int, hop_length: int) -> torch.Tensor:
+def padded_windows(
+    ending: torch.Tensor, samples: int, padded: int, n_fft: int, hop_length: int, frames: int | None = None
+) -> torch.Tensor:
     """Returns the samples of the windows that change when a recording is padded with zeros to a length.
 
     The windows of `first_padded_frame` and of all later frames in which anything is heard, for a transform that does
@@ -236,12 +240,13 @@ def padded_windows(ending: torch.Tensor, samples: int, padded: int, n_fft: int, 
         padded: Samples after padding; more than `samples`.
         n_fft: Samples of a window.
         hop_length: Samples from one window to the next.
+        frames: Of the whole recording after padding; None for padded // hop_length.
     """
     import torch
 
     half = n_fft // 2
     first = first_padded_frame(samples, n_fft, hop_length)
-    last = padded // hop_length - 1
+    last = (padded // hop_length if frames is None else frames) - 1
     if padded - samples > n_fft:
         last = min(last, (samples + half) // hop_length)
     stop = last * hop_length + half

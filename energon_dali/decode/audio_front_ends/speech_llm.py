@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.audio_front_ends import spectrogram
-from energon_dali.decode.audio_front_ends.audio_front_end import AudioInput
+from energon_dali.decode.audio_front_ends.audio_front_end import AudioInput, check_long_enough
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
-from energon_dali.decode.audio_front_ends.whisper import ChunkFeatures, WhisperFeatures, check_window
+from energon_dali.decode.audio_front_ends.whisper import ChunkFeatures, LongestFeatures, WhisperFeatures
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 if TYPE_CHECKING:
@@ -23,6 +23,18 @@ MOST_CHUNKS = 4096
 def pooled_tokens(frames: int) -> int:
     """Returns the tokens of Whisper's frames after its second convolution, and a mean of two positions each."""
     return ((frames - 1) // 2 + 1 - 2) // 2 + 1
+
+
+def windowed_tokens(frames: int, window_frames: int) -> int:
+    """Returns the tokens of frames after three convolutions of stride 2, in windows of their own.
+
+    Args:
+        frames: Of the recording.
+        window_frames: Half the frames of a window (n_window).
+    """
+    windows, rest = divmod(frames, 2 * window_frames)
+    halved = (rest - 1) // 2 + 1
+    return ((halved - 1) // 2 + 1 - 1) // 2 + 1 + windows * 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +53,7 @@ class Qwen2Audio(ChunkFeatures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Omni(WhisperFeatures):
+class Qwen3Omni(LongestFeatures):
     """Qwen3-Omni: features as long as the recording, padded to the longest of a batch.
 
     A frame that a recording has only started does not count, as in the processor's `_get_num_multimodal_tokens`. In a
@@ -59,50 +71,12 @@ class Qwen3Omni(WhisperFeatures):
     mask_key: ClassVar[str] = "feature_attention_mask"
 
     def layout(self, num_samples: int) -> AudioLayout:
-        check_window(num_samples, self.n_fft, self.hop_length)
+        self.check_window(num_samples)
         frames = num_samples // self.hop_length
-        windows, rest = divmod(frames, 2 * self.window_frames)
-        halved = (rest - 1) // 2 + 1
-        tokens = ((halved - 1) // 2 + 1 - 1) // 2 + 1 + windows * 13
-        return AudioLayout(num_samples, num_samples, frames, tokens)
+        return AudioLayout(num_samples, num_samples, frames, windowed_tokens(frames, self.window_frames))
 
     def attention_groups(self, layout: AudioLayout) -> list[tuple[int, int]]:
         return [(1, layout.num_tokens)]
-
-    def arrange(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
-        return self.logs(samples, layout.kept_samples)
-
-    def ending(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor | None:
-        return spectrogram.ending_of(samples, self.n_fft, self.hop_length)
-
-    def finish(self, audio: AudioInput) -> torch.Tensor:
-        return self.scaled(audio.features, audio.layout.num_frames)
-
-    def collate(self, samples: Sequence[Sequence[AudioInput]]) -> dict[str, Any]:
-        import torch
-
-        recordings = [audio for sample in samples for audio in sample]
-        padded = max(audio.layout.kept_samples for audio in recordings)
-        frames = [audio.layout.num_frames for audio in recordings]
-        width = padded // self.hop_length
-        rows = [self.scaled(self.padded_logs(audio, padded), width) for audio in recordings]
-        return {
-            "input_features": torch.stack(rows),
-            self.mask_key: spectrogram.frame_mask(frames, width, torch.int32),
-        }
-
-    def padded_logs(self, audio: AudioInput, padded: int) -> torch.Tensor:
-        """Returns the `logs` of a recording that is padded with silence to a length in samples."""
-        import torch
-
-        kept = audio.layout.kept_samples
-        first = spectrogram.first_padded_frame(kept, self.n_fft, self.hop_length)
-        if kept == padded or first >= padded // self.hop_length:
-            return audio.features
-        assert audio.ending is not None
-        windows = spectrogram.padded_windows(audio.ending, kept, padded, self.n_fft, self.hop_length)
-        last = self._log_mel(spectrogram.power_of_windows(windows[None], self.n_fft, self.hop_length))
-        return torch.cat([audio.features[:, :first], last], 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +182,8 @@ class Voxtral(WhisperFeatures):
     model_keys: ClassVar[tuple[str, ...]] = ("input_features",)
 
     def layout(self, num_samples: int) -> AudioLayout:
-        chunks = max(1, -(-num_samples // self.chunk_samples))
+        check_long_enough(num_samples, 1, "a sample")
+        chunks = -(-num_samples // self.chunk_samples)
         frames = min(-(-num_samples // self.hop_length), chunks * self.chunk_frames)
         return AudioLayout(num_samples, num_samples, frames, chunks * (self.chunk_frames // 8), chunks)
 

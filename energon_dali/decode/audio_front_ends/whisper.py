@@ -50,6 +50,8 @@ class WhisperFeatures(AudioFrontEnd):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise self._invalid(name, "It is a whole number of at least 1")
+        if self.n_fft % 2:
+            raise self._invalid("n_fft", "It is even: with an odd one, features and masks have different lengths")
         if self.chunk_samples <= self.n_fft // 2 or self.chunk_samples < self.hop_length:
             raise self._invalid("chunk_seconds", "It must be longer than half a window and a hop")
 
@@ -91,6 +93,11 @@ class WhisperFeatures(AudioFrontEnd):
         """Returns (chunks, positions of the encoder in each): two frames become a position."""
         return [(layout.num_chunks, (self.chunk_frames - 1) // 2 + 1)]
 
+    @property
+    def loudest_log(self) -> float | None:
+        """Logarithm of the value that features are relative to; None for the loudest of each recording."""
+        return None
+
     def logs(self, samples: torch.Tensor, padded: int) -> torch.Tensor:
         """Returns the logarithms of the powers in the bands of padded samples.
 
@@ -122,7 +129,7 @@ class WhisperFeatures(AudioFrontEnd):
             dtype[num_mels, frames], a new tensor.
         """
         filled = spectrogram.padded_to(logs, frames, spectrogram.LOG10_FLOOR)[None]
-        return spectrogram.whisper_scale(filled)[0].to(self.torch_dtype)
+        return spectrogram.whisper_scale(filled, self.loudest_log)[0].to(self.torch_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,14 +198,71 @@ class Whisper(ChunkFeatures):
         return made
 
 
-def check_window(samples: int, n_fft: int, hop_length: int) -> None:
-    """Checks that samples that are mirrored at their ends have at least one frame.
+@dataclass(frozen=True, kw_only=True)
+class LongestFeatures(WhisperFeatures):
+    """Base of front ends with features as long as the recording, padded to the longest of a batch."""
 
-    Raises:
-        DecodeError: There are fewer than half a window, or than a hop.
-    """
-    if samples <= n_fft // 2 or samples < hop_length:
-        raise DecodeError(
-            f"The recording has {samples} samples, too few for one frame: the extractor needs more than {n_fft // 2} "
-            f"and at least {hop_length}"
-        )
+    contiguous: ClassVar[bool] = True
+    """Whether the extractor makes the spectra contiguous."""
+
+    def check_window(self, samples: int) -> None:
+        """Checks that samples that are mirrored at their ends have at least one frame.
+
+        Raises:
+            DecodeError: There are fewer than half a window, or than a hop.
+        """
+        if samples <= self.n_fft // 2 or samples < self.hop_length:
+            raise DecodeError(
+                f"The recording has {samples} samples, too few for one frame: the extractor needs more than "
+                f"{self.n_fft // 2} and at least {self.hop_length}"
+            )
+
+    def padded_samples(self, layout: AudioLayout) -> int:
+        """Returns the samples of a recording after the padding that the extractor gives it alone."""
+        return layout.kept_samples
+
+    def arrange(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
+        filled = spectrogram.padded_to(samples[None], self.padded_samples(layout))
+        power = spectrogram.power_spectra(filled, self.n_fft, self.hop_length, contiguous=self.contiguous)
+        return self._log_mel(power)
+
+    def ending(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor | None:
+        filled = spectrogram.padded_to(samples, self.padded_samples(layout))
+        return spectrogram.ending_of(filled, self.n_fft, self.hop_length)
+
+    def finish(self, audio: AudioInput) -> torch.Tensor:
+        return self.scaled(audio.features, audio.features.shape[1])
+
+    def collate(self, samples: Sequence[Sequence[AudioInput]]) -> dict[str, Any]:
+        import torch
+
+        recordings = [audio for sample in samples for audio in sample]
+        rows = self.padded_rows(recordings)
+        frames = [audio.layout.num_frames for audio in recordings]
+        return {
+            "input_features": rows,
+            self.mask_key: spectrogram.frame_mask(frames, rows.shape[2], torch.int32),
+        }
+
+    def padded_rows(self, recordings: Sequence[AudioInput]) -> torch.Tensor:
+        """Returns the features of recordings, padded with silence to the longest: dtype[recordings, num_mels, frames].
+
+        The extractor pads samples, so the last frames of shorter ones are computed again.
+        """
+        import torch
+
+        padded = max(self.padded_samples(audio.layout) for audio in recordings)
+        width = padded // self.hop_length
+        return torch.stack([self.scaled(self._padded_logs(audio, padded), width) for audio in recordings])
+
+    def _padded_logs(self, audio: AudioInput, padded: int) -> torch.Tensor:
+        import torch
+
+        samples = self.padded_samples(audio.layout)
+        first = spectrogram.first_padded_frame(samples, self.n_fft, self.hop_length)
+        if samples == padded or first >= padded // self.hop_length:
+            return audio.features
+        assert audio.ending is not None
+        windows = spectrogram.padded_windows(audio.ending, samples, padded, self.n_fft, self.hop_length)
+        last = self._log_mel(spectrogram.power_of_windows(windows[None], self.n_fft, self.hop_length))
+        return torch.cat([audio.features[:, :first], last], 1)

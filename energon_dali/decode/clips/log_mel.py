@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
-from energon_dali.decode.front_ends.processor_config import read_json_object
+from energon_dali.decode.audio_front_ends import spectrogram
+from energon_dali.decode.audio_front_ends.audio_front_end import FeatureDtype
+from energon_dali.decode.audio_front_ends.whisper import MAX_HZ, Whisper
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-FeatureDtype = Literal["float32", "bfloat16", "float16"]
-
 _EXTRACTOR = "WhisperFeatureExtractor"
-_FILES = ("preprocessor_config.json", "processor_config.json")
-_MAX_FREQUENCY_HZ = 8000.0
-_POWER_FLOOR = 1e-10
-_WITHOUT_EFFECT = frozenset(
-    {
-        "chunk_length",
-        "feature_extractor_type",
-        "feature_size",
-        "hop_length",
-        "mel_filters",
-        "n_fft",
-        "n_samples",
-        "nb_max_frames",
-        "padding_value",
-        "processor_class",
-        "return_attention_mask",
-        "sampling_rate",
-    }
-)
-"""Keys that are taken, follow from others, or say nothing about the features."""
-_MUST_BE = {"dither": 0.0, "padding_side": "right", "do_normalize": False, "return_tensors": None}
 
 
 @explain_call
@@ -103,32 +79,24 @@ class LogMel:
         Raises:
             ConfigError: It is something else, or has a value that would change the features otherwise.
         """
-        values = _read_extractor(processor)
-        name = values.get("feature_extractor_type")
-        if name != _EXTRACTOR:
+        from energon_dali.decode.front_ends.registry import read_processor  # which imports all front ends
+
+        config = read_processor(processor, "audio")
+        if config.type_name != _EXTRACTOR:
             raise ConfigError(
-                f"LogMel makes what {_EXTRACTOR} makes, and this is {name or 'no feature extractor'}. Run yours in "
-                "encode_sample on decoded audio."
+                f"LogMel makes what {_EXTRACTOR} makes, and this is {config.type_name or 'no feature extractor'}. Use "
+                "AudioFrontEnd.from_processor, or run yours in encode_sample on decoded audio."
             )
-        for key, value in values.items():
-            if key in _MUST_BE:
-                if value is not None and value != _MUST_BE[key]:
-                    raise ConfigError(
-                        f"LogMel does not support {key}={value!r} of {_EXTRACTOR}: it must be {_MUST_BE[key]!r}. "
-                        "Change it, or run the extractor in encode_sample on decoded audio."
-                    )
-            elif key not in _WITHOUT_EFFECT and not key.startswith("_"):
-                raise ConfigError(
-                    f"LogMel does not know {key}={value!r} of {_EXTRACTOR}. Values that could change features are not "
-                    "ignored. Remove it, or run the extractor in encode_sample on decoded audio."
-                )
+        config.require("do_normalize", False, "it changes the samples")
+        fields = Whisper.fields_of(config)
+        config.finish(Whisper.unused_keys)
         return cls(
-            num_mels=int(values.get("feature_size", 80)),
-            sample_rate=int(values.get("sampling_rate", 16_000)),
-            n_fft=int(values.get("n_fft", 400)),
-            hop_length=int(values.get("hop_length", 160)),
-            duration_seconds=values.get("chunk_length", 30),
-            padding_value=float(values.get("padding_value", 0.0)),
+            num_mels=fields["num_mels"],
+            sample_rate=fields["sampling_rate"],
+            n_fft=fields["n_fft"],
+            hop_length=fields["hop_length"],
+            duration_seconds=fields["chunk_seconds"],
+            padding_value=fields["padding_value"],
             dtype=dtype,
         )
 
@@ -173,79 +141,11 @@ class LogMel:
 
     def _features(self, samples: torch.Tensor, wanted: int) -> torch.Tensor:
         """Returns float32[waveforms, num_mels, frames] of float32[waveforms, samples], padded or cut to `wanted`."""
-        import torch
-
-        frames = wanted // self.hop_length
-        # Silent frames have the floor's power, so the transform stops where padding with zeros fills its windows.
-        heard = wanted
+        frames, heard = wanted // self.hop_length, wanted
         if self.padding_value == 0:
-            heard = min(wanted, (samples.shape[1] // self.hop_length + 1) * self.hop_length + 2 * self.n_fft)
-        padded = samples[:, :heard]
-        if padded.shape[1] < heard:
-            missing = (0, heard - padded.shape[1])
-            padded = torch.nn.functional.pad(padded, missing, value=self.padding_value)
-        window = torch.hann_window(self.n_fft, device=samples.device)
-        spectrum = torch.stft(padded, self.n_fft, self.hop_length, window=window, return_complex=True)
-        # As transformers does, without the last frame.
-        power = (spectrum[..., :-1].abs() ** 2).contiguous()  # float32[waveforms, n_fft // 2 + 1, frames]
-        filters = torch.from_numpy(_mel_filters(self.num_mels, self.n_fft, self.sample_rate)).to(samples.device)
-        logs = (filters @ power).clamp_(min=_POWER_FLOOR).log10_()
-        if logs.shape[2] < frames:
-            silent = (0, frames - logs.shape[2])
-            logs = torch.nn.functional.pad(logs, silent, value=math.log10(_POWER_FLOOR))
-        loudest = logs.amax(dim=(1, 2), keepdim=True)
-        return torch.maximum(logs, loudest - 8.0).add_(4.0).div_(4.0)
-
-
-@lru_cache(maxsize=8)
-def _mel_filters(num_mels: int, n_fft: int, sample_rate: int) -> NDArray[np.float32]:
-    """Returns the weights of the frequencies in each band: float32[num_mels, n_fft // 2 + 1].
-
-    Triangles on Slaney's mel scale, each of about the same energy: the filters of librosa's defaults up to 8 kHz, which
-    Whisper uses.
-    """
-    edges = _to_hertz(np.linspace(0.0, _to_mel(_MAX_FREQUENCY_HZ), num_mels + 2))
-    frequencies = np.linspace(0, sample_rate // 2, n_fft // 2 + 1)
-    distance = edges[None] - frequencies[:, None]  # float64[frequencies, num_mels + 2]
-    widths = np.diff(edges)
-    rising, falling = -distance[:, :-2] / widths[:-1], distance[:, 2:] / widths[1:]
-    weights = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges[2:] - edges[:-2]))
-    return np.ascontiguousarray(weights.T.astype(np.float32))
-
-
-_LINEAR_TO_HZ = 1000.0
-_LINEAR_TO_MEL = 15.0
-_MEL_PER_LOG = 27.0 / math.log(6.4)
-
-
-def _to_mel(hertz: float) -> float:
-    """Returns a frequency of at least 1 kHz on Slaney's mel scale, which is linear below that and logarithmic above."""
-    return _LINEAR_TO_MEL + math.log(hertz / _LINEAR_TO_HZ) * _MEL_PER_LOG
-
-
-def _to_hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = _LINEAR_TO_HZ * np.exp((mels - _LINEAR_TO_MEL) / _MEL_PER_LOG)
-    return np.where(mels >= _LINEAR_TO_MEL, above, 200.0 * mels / 3.0)
-
-
-def _read_extractor(processor: object) -> Mapping[str, Any]:
-    """Returns the values of a feature extractor; its class as feature_extractor_type."""
-    if isinstance(processor, (str, Path)):
-        path = Path(processor)
-        files = [path / name for name in _FILES if (path / name).is_file()] if path.is_dir() else [path]
-        if not files:
-            raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
-        values = read_json_object(files[0], "Give the preprocessor_config.json of save_pretrained.")
-    elif isinstance(processor, Mapping):
-        values = dict(processor)
-    else:
-        extractor = getattr(processor, "feature_extractor", processor)
-        to_dict = getattr(extractor, "to_dict", None)
-        if not callable(to_dict):
-            raise ConfigError(
-                f"{type(processor).__name__} is not a feature extractor. Give a WhisperFeatureExtractor, a processor "
-                "that has one, or the folder it was saved to."
-            )
-        values = {"feature_extractor_type": type(extractor).__name__, **to_dict()}
-    inner = values.get("feature_extractor")
-    return inner if isinstance(inner, Mapping) else values
+            heard = spectrogram.heard_samples(samples.shape[1], wanted, self.n_fft, self.hop_length)
+        padded = spectrogram.padded_to(samples, heard, self.padding_value)
+        power = spectrogram.power_spectra(padded, self.n_fft, self.hop_length)
+        filters = spectrogram.mel_tensor(self.n_fft // 2 + 1, self.num_mels, self.sample_rate, high_hz=MAX_HZ)
+        logs = spectrogram.log10_mel(power, filters)
+        return spectrogram.whisper_scale(spectrogram.padded_to(logs, frames, spectrogram.LOG10_FLOOR))

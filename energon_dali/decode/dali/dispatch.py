@@ -86,7 +86,11 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
     recordings = [position for position, handle in enumerate(handles) if isinstance(handle, AudioHandle)]
     if not clips and not recordings:
         return _submit_images(options, handles)
-    device = resolve_device(options.video_decode_device, "video") if clips else Device("cpu")
+    device = Device("cpu")  # which recordings stay on
+    if clips:
+        device = resolve_device(options.video_decode_device, "video")
+    elif len(recordings) < len(handles):
+        device = resolve_device(options.image_decode_device)
     stream = consumer_stream(device)
     block = FutureGroup(len(handles), stream)
     for position in recordings:

@@ -35,7 +35,10 @@ class ExtractorConfig(ProcessorConfig):
     Attributes:
         type_name: Name of the extractor's class, such as "WhisperFeatureExtractor".
         outer: Values of the processor around it, such as audio_token, and its class as processor_class.
+        mel_filters: Those of the extractor, if that was given as an object and has them as an array; else None.
     """
+
+    mel_filters: Any = None
 
     type_key: ClassVar[str] = "feature_extractor_type"
     effect: ClassVar[str] = "features"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.annotations import place_boxes, place_map
-from energon_dali.decode.front_ends.cutting import clear_outside, cut_tiles, placed
+from energon_dali.decode.front_ends.cutting import clear_outside, cut_all_tiles, placed
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
 from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
+from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -297,10 +298,7 @@ class FrontEnd(ProcessorFamily):
         Returns:
             By default uint8[tiles, 3, height * width], the tiles of all views in turn.
         """
-        import torch
-
-        parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(pixels, layout)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return cut_all_tiles(self.canvases(pixels, layout))
 
     def render_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> list[VisionInput]:
         """Returns several images of one size and layout as the model takes them: what `render` returns for each.
@@ -315,10 +313,7 @@ class FrontEnd(ProcessorFamily):
 
     def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
         """Returns the bytes of `arrange` for images of one size and layout, one after the other along a first axis."""
-        import torch
-
-        parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(Pixels(tensor=pixels), layout)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return cut_all_tiles(self.canvases(Pixels(tensor=pixels), layout))
 
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         """Returns the shape of the values that `finish` makes of the bytes of `arrange`."""
@@ -337,9 +332,7 @@ class FrontEnd(ProcessorFamily):
             By default dtype[tiles, 3, height, width].
         """
         if out is None:
-            import torch
-
-            out = torch.empty(self.values_shape(pixels, layout), dtype=self.torch_dtype, device=pixels.device)
+            out = empty_values(self.values_shape(pixels, layout), self.torch_dtype, pixels.device)
         self.write_values(pixels, layout, out)
         return out
 
@@ -367,7 +360,7 @@ class FrontEnd(ProcessorFamily):
         shapes = [self.values_shape(image.pixels, image.layout) for image in images]
         total = sum(shape[0] for shape in shapes)
         first = images[0]
-        out = torch.empty((total, *shapes[0][1:]), dtype=self.torch_dtype, device=first.pixels.device)
+        out = empty_values((total, *shapes[0][1:]), self.torch_dtype, first.pixels.device)
         alike = first.pixels.is_cuda and first.front_end.fill is not None
         if alike and len(images) > 1 and all(image.front_end == first.front_end for image in images):
             # Two kernels for all images: the values of bytes do not depend on the layout.

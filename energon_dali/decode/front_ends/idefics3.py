@@ -13,6 +13,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import DecodeError
 
 _LONGEST_EDGE = 4096
@@ -86,7 +87,7 @@ class Idefics3(FrontEnd):
         views: list[View] = []
         source, tile = (height, width), self.tile_size
         if self.size is not None or self.longest_edge is not None:
-            source = self.size or _longest_edge(height, width, self.longest_edge or 0)
+            source = self.size or longest_edge_size(height, width, self.longest_edge or 0)
             views.append(View(*source, emitted=False))
         rows = columns = 0
         before = len(views) - 1
@@ -132,7 +133,7 @@ class Idefics3(FrontEnd):
         counts = [sum(image.rows for image in sample) for sample in samples]
         device = next(image.pixels.device for sample in samples for image in sample)
         shape = (len(samples), max(counts), 3, self.tile_size, self.tile_size)
-        values = torch.zeros(shape, dtype=self.torch_dtype, device=device)
+        values = zero_values(shape, self.torch_dtype, device)
         mask = torch.zeros((*shape[:2], *shape[3:]), dtype=torch.int64, device=device)
         for number, sample in enumerate(samples):
             start = 0
@@ -147,7 +148,7 @@ class Idefics3(FrontEnd):
         return batch
 
 
-def _longest_edge(height: int, width: int, longest: int) -> tuple[int, int]:
+def longest_edge_size(height: int, width: int, longest: int) -> tuple[int, int]:
     """Returns (height, width) with the longer side as wanted; the shorter one is even, or 1."""
     aspect = width / height
     if width >= height:

@@ -473,6 +473,11 @@ class ProcessorConfig:
             )
 
     @property
+    def nulls(self) -> frozenset[str]:
+        """Names of the values that are null."""
+        return self._nulls
+
+    @property
     def read(self) -> frozenset[str]:
         """Names of the values that were given and taken."""
         return frozenset(self._taken & self._values.keys() - self._nulls)

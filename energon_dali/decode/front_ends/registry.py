@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from energon_dali.decode.front_ends.aria import Aria
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.computed_values import DinoV3, Owlv2, ZoeDepth
 from energon_dali.decode.front_ends.constant_text import FixedText
+from energon_dali.decode.front_ends.cropped_video import (
+    InstructBlipVideo,
+    LlavaNextVideo,
+    PerceptionLMVideo,
+    Sam2Video,
+    VideoLlavaVideo,
+)
 from energon_dali.decode.front_ends.deepseek_ocr2 import DeepseekOcr2
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
 from energon_dali.decode.front_ends.documents import Donut, Nougat
@@ -19,7 +27,10 @@ from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevi
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.gemma4 import Gemma4
-from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.gemma4_video import Gemma4Video
+from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm5NextVideo, Glm46VVideo, GlmgaVideo
+from energon_dali.decode.front_ends.glm5_next import Glm5Next, MuseGlimmer
+from energon_dali.decode.front_ends.granite_docling import GraniteDocling
 from energon_dali.decode.front_ends.idefics2 import Idefics2
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
@@ -28,9 +39,11 @@ from energon_dali.decode.front_ends.lfm2_vl import Lfm2VL
 from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
+from energon_dali.decode.front_ends.minicpm_v import MiniCpmV
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
+from energon_dali.decode.front_ends.nemotron_omni import NemotronOmni
 from energon_dali.decode.front_ends.ovis2 import Ovis2
 from energon_dali.decode.front_ends.padded_batch import PaddedBatch
 from energon_dali.decode.front_ends.patch_relatives import (
@@ -42,9 +55,10 @@ from energon_dali.decode.front_ends.patch_relatives import (
     PaddleOcrVL,
     VideoLlama3,
 )
+from energon_dali.decode.front_ends.patched_video_relatives import Cosmos3EdgeVideo, KimiK25Video
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
 from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
-from energon_dali.decode.front_ends.pix2struct import Pix2Struct
+from energon_dali.decode.front_ends.pix2struct import Kosmos25, Pix2Struct
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -55,6 +69,8 @@ from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
+from energon_dali.decode.front_ends.smolvlm_video import SmolVLMVideo
+from energon_dali.decode.front_ends.step3p7 import Step3p7
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.front_ends.vision_video import VisionVideo, VJepa2Video
 from energon_dali.decode.spec import ImageDtype
@@ -100,11 +116,14 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Glm4V,
     Cosmos3Edge,
     Ernie45VL,
+    Glm5Next,
     HunyuanVL,
     KimiK25,
     MiniMaxM3VL,
+    MuseGlimmer,
     PaddleOcrVL,
     VideoLlama3,
+    Aria,
     Emu3,
     DeepseekVL,
     DeepseekVLHybrid,
@@ -117,6 +136,9 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     InternVL,
     AyaVision,
     GotOcr2,
+    GraniteDocling,
+    MiniCpmV,
+    Step3p7,
     Cohere2Vision,
     Ovis2,
     PerceptionLM,
@@ -124,6 +146,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Phi4Multimodal,
     Lfm2VL,
     Molmo2,
+    NemotronOmni,
     LlavaNext,
     LlavaOnevision,
     Mllama,
@@ -135,6 +158,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Nougat,
     Owlv2,
     Pix2Struct,
+    Kosmos25,
     ZoeDepth,
     Resized,
     Sam2,
@@ -149,10 +173,21 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     Qwen3VLVideo,
     Glm4VVideo,
     Glm46VVideo,
+    Glm5NextVideo,
+    GlmgaVideo,
+    Cosmos3EdgeVideo,
+    KimiK25Video,
+    Gemma4Video,
     InternVLVideo,
     LlavaOnevisionVideo,
+    SmolVLMVideo,
     VisionVideo,
     VJepa2Video,
+    InstructBlipVideo,
+    LlavaNextVideo,
+    PerceptionLMVideo,
+    Sam2Video,
+    VideoLlavaVideo,
 )
 
 registered: list[type[FrontEnd]] = []
@@ -277,7 +312,9 @@ def _from_object(processor: object, inner: object, medium: Medium) -> ProcessorC
     values = dict(to_dict())
     if medium == "audio":
         values.setdefault("feature_extractor_type", type(media_processor).__name__)
-        return ExtractorConfig(values, outer=outer, tokenizer=tokenizer)
+        config = ExtractorConfig(values, outer=outer, tokenizer=tokenizer)
+        config.mel_filters = getattr(media_processor, "mel_filters", None)
+        return config
     values.setdefault("image_processor_type", type(media_processor).__name__)
     backend = getattr(media_processor, "backend", "pil")
     arithmetic: Arithmetic = "torch" if backend == "torchvision" else "pil"

@@ -1,0 +1,100 @@
+"""A table is made again when its results are incomplete, or what they measure has changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_all, machine
+from benchmarks.bench_all import Table, why_stale
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit."""
+    (tmp_path / "energon_dali").mkdir()
+    (tmp_path / "energon_dali" / "loader.py").write_text("old")
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    _git(tmp_path, "init", "-q")
+    _commit(tmp_path)
+    monkeypatch.setattr(bench_all, "ROOT", tmp_path)
+    monkeypatch.setattr("benchmarks.tables.RESULTS", tmp_path / "benchmarks" / "results")
+    return tmp_path
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True)
+
+
+def _commit(folder: Path) -> None:
+    _git(folder, "add", "-A")
+    _git(folder, "commit", "-q", "--allow-empty", "-m", "x")
+
+
+TABLE = Table(name="some", suite="cpu", workloads=("work",))
+
+
+def _write(checkout: Path, **changed: Any) -> None:
+    one = {"name": "ours", "left_out": "", "runs": [{}] * 5}
+    absent = {"name": "theirs", "left_out": "it is not installed", "runs": []}
+    workload = {"name": "work", "candidates": [one, absent]}
+    report = {"commit": machine.commit(checkout), "quick": False, "workloads": [workload], **changed}
+    (checkout / "benchmarks" / "results" / "some.json").write_text(json.dumps(report))
+
+
+def test_a_table_is_current_until_something_measured_changes(checkout: Path) -> None:
+    assert why_stale(TABLE) == "was never made"
+    _write(checkout)
+    assert why_stale(TABLE) == ""
+    assert not machine.commit(checkout).endswith("+")  # results are not measured
+    _commit(checkout)
+    assert why_stale(TABLE) == ""
+    (checkout / "energon_dali" / "loader.py").write_text("new")
+    assert machine.commit(checkout).endswith("+")
+    _commit(checkout)
+    assert "since then energon_dali/loader.py has changed" in why_stale(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"commit": "abc+"}, "comes from changed files"),
+        ({"commit": "0000000"}, "its commit"),
+        ({"quick": True}, "a quick run"),
+        ({"workloads": []}, "has no work"),
+        (
+            {"workloads": [{"name": "work", "candidates": [{"name": "a", "left_out": "", "runs": [{}] * 3}]}]},
+            "3 of 5 repetitions",
+        ),
+    ],
+)
+def test_why_a_table_is_made_again(checkout: Path, changed: dict[str, Any], reason: str) -> None:
+    _write(checkout, **changed)
+    assert reason in why_stale(TABLE)
+
+
+def test_only_tables_that_are_not_current_run(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(checkout)
+    _commit(checkout)
+    ran: list[str] = []
+
+    def run(table: Table) -> bool:
+        ran.append(table.name)
+        return table.name != "fails"
+
+    other, failing = (Table(name=name, suite="cpu") for name in ("other", "fails"))
+    monkeypatch.setattr(bench_all, "TABLES", (TABLE, failing, other))
+    monkeypatch.setattr(bench_all, "run", run)
+    monkeypatch.setattr("benchmarks.tables.pages", list)
+    assert bench_all.main([]) == 1  # one failed, and the next ran all the same
+    assert ran == ["fails", "other"]
+    assert bench_all.main(["some"]) == 0
+    assert bench_all.main(["--list"]) == 1
+    (checkout / "energon_dali" / "loader.py").write_text("new")
+    with pytest.raises(SystemExit, match="Commit them first"):
+        bench_all.main([])
