@@ -43,6 +43,7 @@ class GraniteDocling(TileGrid):
     processors: ClassVar[tuple[str, ...]] = ("GraniteDoclingImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "tile_fine_mask")
     unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"do_resize"}
+    float_backends: ClassVar[frozenset[str]] = frozenset({"pil"})
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
