@@ -48,7 +48,7 @@ class GraniteDocling(TileGrid):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 512, "width": 512}, square=True)
-        numbers = {
+        numbers: dict[str, Any] = {
             name: config.take_number(name, 0.0, least=0.0, most=LARGEST_FACTOR)
             for name in ("dense_max_scale", "dense_min_aspect", "dense_max_aspect")
         }
