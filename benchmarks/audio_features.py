@@ -242,14 +242,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(json.dumps(run_loader(library, model, Path(data), given.samples, given.workers)))
         return 0
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         for model in given.models:
             for row in measure(model, given.folder or Path(temporary), given):
                 rows.append(row)
                 print(_line(row), flush=True)
-    machine = {"machine": describe_machine(), "commit": commit(ROOT)}
-    given.json.write_text(json.dumps({**machine, "workers": given.workers, "rows": rows}, indent=1) + "\n")
+            made = {"machine": describe_machine(), "commit": commit(ROOT), "workers": given.workers, "rows": rows}
+            given.json.write_text(json.dumps(made, indent=1) + "\n")
     return 0
 
 
