@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def dataset(folder: Path, rate: int, samples: int) -> Path:
         out = io.BytesIO()
         with av.open(out, "w", format="flac") as container:
             stream = container.add_stream("flac", rate=rate)
-            stream.codec_context.layout, stream.codec_context.format = "mono", "s16"  # type: ignore[assignment]
+            stream.codec_context.layout, stream.codec_context.format = "mono", "s16"
             values = np.round(waveform * 32767).astype(np.int16)[None]
             for start in range(0, values.shape[1], 4096):
                 frame = av.AudioFrame.from_ndarray(values[:, start : start + 4096], format="s16", layout="mono")
@@ -85,8 +86,7 @@ def dataset(folder: Path, rate: int, samples: int) -> Path:
 
 def make_extractor(model: str) -> Any:
     """Returns the extractor of a model."""
-    import transformers
-
+    transformers: Any = import_module("transformers")
     transformers.logging.set_verbosity_error()
     name, values, _ = EXTRACTORS[model]
     return getattr(transformers, name)(**values)
