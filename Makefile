@@ -10,6 +10,8 @@ PEERS_STAMP := $(PEERS_VENV)/.up-to-date
 DOCS_VENV  := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.up-to-date
 DIST_VENV  := .venv-dist
+NOTEBOOKS_VENV  := .venv-notebooks
+NOTEBOOKS_STAMP := $(NOTEBOOKS_VENV)/.up-to-date
 
 # From 2.11 on, torch on PyPI is built for CUDA 13, which needs driver 580.
 # TORCH is passed to pip, such as 'torch==2.13.0', with --index-url for another index. DALI names the extra to install.
@@ -23,6 +25,7 @@ CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
 
 # One more than the cores of a small machine: a third of the tests' time is waiting.
 JOBS ?= 3
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 DATA ?=
 TABLES ?=
 QUICK ?=
@@ -30,7 +33,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench-all gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist dist-pythons release-check notebooks run-notebooks demo demo-train bench-all gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -42,7 +45,11 @@ help:
 	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
 	@echo "make check              checks style, layout and types, and that the package did not get worse by tools/house.json"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
-	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
+	@echo "make notebooks          writes the tutorials as notebooks into notebooks/"
+	@echo "make run-notebooks      does so, and runs them, so that they contain what they print"
+	@echo "make dist               builds sdist and wheel in dist/, and tests both in an empty environment"
+	@echo "make dist-pythons [PYTHONS='python3.10 python3.13']  tests the wheel in an empty environment of each Python"
+	@echo "make release-check      compares versions, and refuses images of the documentation that are older than what they show"
 	@echo "make bench-all [TABLES='peers cpu']   runs the benchmarks of the documentation, each next to other loaders; hours"
 	@echo "make bench-TABLE        runs one: peers, cpu, small, video, first-batch, vision, decode-scale, packing, blend, trainer, remote, streams, scale"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host, and writes OUT/report.html"
@@ -113,11 +120,11 @@ $(VENV)/torchvision: $(STAMP) constraints-ci.txt
 # examples/vlm, killed and resumed.
 test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py tests/task_encoder tests/decode/front_ends/test_omni_positions.py
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
-	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --check
 	$(BIN)/python tools/check_figures.py
@@ -133,7 +140,23 @@ $(DOCS_STAMP): constraints-ci.txt
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 
-# The smoke test runs twice: after a plain installation, with PIL and PyAV, and then with DALI.
+# The programs in docs/tutorials are the only source: notebooks are never edited, nor kept in the repository.
+notebooks:
+	$(PYTHON) tools/tutorials.py notebooks
+
+# Jupyter gets an environment of its own, whose kernel finds torch and energon_dali in the one of the tests.
+$(NOTEBOOKS_STAMP): $(STAMP)
+	test -x $(NOTEBOOKS_VENV)/bin/python || $(BIN)/python -m venv $(NOTEBOOKS_VENV)
+	$(NOTEBOOKS_VENV)/bin/python -m pip install --quiet nbclient ipykernel
+	@touch $@
+
+run-notebooks: notebooks $(NOTEBOOKS_STAMP)
+	cd notebooks && PATH="$(CURDIR)/$(BIN):$$PATH" \
+		PYTHONPATH="$(CURDIR):$$("$(CURDIR)/$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		"$(CURDIR)/$(NOTEBOOKS_VENV)/bin/jupyter" execute --inplace *.ipynb
+
+# The smoke test runs three times: after a plain installation of the wheel, with PIL and PyAV; with what the source
+# distribution builds; and with DALI. twine renders the README as a package index does.
 dist: $(STAMP)
 	rm -rf dist build $(DIST_VENV)
 	$(BIN)/python -m build --outdir dist .
@@ -141,8 +164,28 @@ dist: $(STAMP)
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH)
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt dist/*.whl
 	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.tar.gz
+	$(DIST_VENV)/bin/python tools/smoke_test.py
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt "$$(ls dist/*.whl)[$(DALI)]"
 	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet twine
+	$(DIST_VENV)/bin/python -m twine check --strict dist/*
+
+# Tests the wheel of `make dist` in an empty environment of each Python that this machine has.
+dist-pythons:
+	@ls dist/*.whl >/dev/null || { echo "There is no wheel in dist/: make dist"; exit 1; }
+	@set -e; for python in $(PYTHONS); do \
+		"$$python" -c 'import ensurepip' 2>/dev/null || { echo "$$python: not on this machine, not tested"; continue; }; \
+		"$$python" -m venv --clear $(DIST_VENV); \
+		$(DIST_VENV)/bin/python -m pip install --quiet $(TORCH); \
+		$(DIST_VENV)/bin/python -m pip install --quiet dist/*.whl; \
+		$(DIST_VENV)/bin/python -m pip check; \
+		$(DIST_VENV)/bin/python tools/smoke_test.py; \
+		echo "$$python: installed and tested"; \
+	done
+
+release-check: $(STAMP)
+	$(BIN)/python tools/release_check.py
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
@@ -173,4 +216,4 @@ gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(QUICK) $(if $(STAGES),--stage $(STAGES))
 
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu
+	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) $(NOTEBOOKS_VENV) notebooks site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

@@ -143,7 +143,7 @@ stage_tests() {
     export FAIL_WITHOUT_CUDA=1
     what+=(-W default) # the host's versions are its own: what they warn of is shown, and fails nothing
   fi
-  export GPU_OBSERVATIONS=$out/$device-observations.json # what the tests saw, for docs/gpu.md
+  export GPU_OBSERVATIONS=$out/$device-observations.json # what the tests saw, for docs/gpu-evidence.md
   bounded -m pytest -p no:cacheprovider --basetemp "$work/pytest" --junitxml "$out/$device-tests.xml" "${what[@]}"
 }
 

@@ -96,16 +96,19 @@ def plot(reports: list[dict[str, Any]], path: Path) -> None:
     for axis, panel in zip(axes.flat, PANELS, strict=True):
         rows = {label: _summary(reports, panel.workload, name) for label, name in reversed(panel.bars.items())}
         values = [row["median"] for row in rows.values()]
+        below = [row["median"] - row["low"] for row in rows.values()]
+        above = [row["high"] - row["median"] for row in rows.values()]
         colours = [
             (OURS if label == next(iter(panel.bars)) else _SECOND) if label.startswith("energon_dali") else OTHERS
             for label in rows
         ]
-        axis.barh(list(rows), values, color=colours)
-        for position, value in enumerate(values):
-            text = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+        lines = {"elinewidth": 1, "capsize": 2.5, "ecolor": INK}
+        axis.barh(list(rows), values, xerr=[below, above], color=colours, error_kw=lines)
+        for position, row in enumerate(rows.values()):
+            value = row["median"]
             axis.annotate(
-                text,
-                (value, position),
+                f"{value:,.0f}" if value >= 100 else f"{value:.1f}",
+                (row["high"], position),
                 xytext=(4, 0),
                 textcoords="offset points",
                 va="center",
@@ -117,12 +120,29 @@ def plot(reports: list[dict[str, Any]], path: Path) -> None:
         axis.tick_params(labelsize=9, length=0)
         axis.set_xticks([])
         axis.spines[["top", "right", "bottom"]].set_visible(False)
-    machine = reports[0]["machine"]
-    caption = f"{machine['processor']}, {machine['cores']} cores, no GPU; medians; {reports[0]['started'][:10]}"
-    figure.supxlabel(caption, fontsize=7.5, color=INK)
+    figure.supxlabel(_caption(reports), fontsize=7.5, color=INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def _caption(reports: list[dict[str, Any]]) -> str:
+    """Returns the line under the chart: machine, date, what bars and lines are."""
+    machine = reports[0]["machine"]
+    days = sorted({report["started"][:10] for report in reports})
+    shown = [
+        workload
+        for report in reports
+        for workload in report["workloads"]
+        if workload["name"] in {panel.workload for panel in PANELS}
+    ]
+    fewest, most = (choose(workload["repetitions"] for workload in shown) for choose in (min, max))
+    runs = f"{fewest} runs" if fewest == most else f"{fewest} to {most} runs"
+    date = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, no GPU; measured on {date}. "
+        f"Bars: median of {runs}; lines: lowest to highest."
+    )
 
 
 def _summary(reports: list[dict[str, Any]], workload: str, candidate: str) -> dict[str, float]:

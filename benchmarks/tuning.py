@@ -1,7 +1,7 @@
 """Measures the effect of each DALI setting on decoding speed, and where DALI is faster than PIL and PyAV.
 
 `python -m benchmarks.tuning --device gpu --json FILE` measures and prints tables. `--table FILE` prints the entries for
-energon_dali/decode/dali/thresholds.py, and `--docs` updates the tables of docs/gpu.md from
+energon_dali/decode/dali/thresholds.py, and `--docs` updates the tables of docs/dali-crossover.md from
 benchmarks/results/tuning-cpu.json and tuning-gpu.json.
 """
 
@@ -29,7 +29,7 @@ from energon_dali.decode import DaliDecoder, Decoded, MediaHandle
 from energon_dali.decode.dali import DaliTuning, close_engines
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "dali-crossover.md"
 BEGIN, END = "<!-- tables by python -m benchmarks.tuning --docs -->", "<!-- end of tables -->"
 PARTS = ("settings", "images", "clips")
 MIB = 1 << 20

@@ -225,7 +225,7 @@ def as_python(rows: Sequence[dict[str, Any]], kind: Kind) -> str:
 
 
 def as_markdown(reports: dict[str, Any]) -> str:
-    """Returns the tables of docs/gpu.md.
+    """Returns the tables of docs/dali-crossover.md.
 
     Args:
         reports: Reports by kind, "cpu" and "gpu"; a missing report is shown as "not measured yet".

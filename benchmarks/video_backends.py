@@ -3,8 +3,9 @@
     python -m benchmarks.video_backends dali
     python -m benchmarks.video_backends torchcodec --json benchmarks/results/torchcodec.json
 
-print the tables of docs/decoders.md, sections "Clips on DALI" and "Video backends". The second one needs torchcodec and
-FFmpeg's libraries, and runs in a forked process, where FFmpeg uses one thread, as it does in the workers of a loader.
+print the tables of docs/video-backends.md ("Clips on DALI") and docs/benchmarks-log.md ("torchcodec on the CPU"). The
+second one needs torchcodec and FFmpeg's libraries, and runs in a forked process, where FFmpeg uses one thread, as it
+does in the workers of a loader.
 """
 
 from __future__ import annotations

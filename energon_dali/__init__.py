@@ -81,6 +81,7 @@ _import_name, __dir__, __all__ = attach(
             "OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample VidQASample"
         ),
         "shards": "RetryPolicy",
+        "task_encoder.chat_encoder": "ChatEncoder EncodedChat",
         "task_encoder.cooking": "Cooker basic_sample_keys cooker",
         "task_encoder.default": "AugmentTaskEncoder DefaultTaskEncoder",
         "task_encoder.encoder": "TaskEncoder",

@@ -239,6 +239,10 @@ from energon_dali.samples.context_parallel import (
 from energon_dali.shards import (
     RetryPolicy as RetryPolicy,
 )
+from energon_dali.task_encoder.chat_encoder import (
+    ChatEncoder as ChatEncoder,
+    EncodedChat as EncodedChat,
+)
 from energon_dali.task_encoder.cooking import (
     Cooker as Cooker,
     basic_sample_keys as basic_sample_keys,

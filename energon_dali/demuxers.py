@@ -220,7 +220,7 @@ def open_container(reader: Any, options: dict[str, str] | None = None, **setting
 
     Raises:
         DecodeError: The format is not one of `DEMUXERS`, or the header is damaged.
-        FFmpegError: FFmpeg does not know the format or cannot read it.
+        FFmpegError: FFmpeg does not recognise the format, or cannot read it.
     """
     import av
 

@@ -16,7 +16,7 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
     Args:
         package: Its name.
-        modules: The names of each of its modules, by the name of the module below the package; ".name" is beside it.
+        modules: The names of each of its modules, by the name of the module below the package; ".name" is next to it.
     """
     homes = {
         name: importlib.util.resolve_name(f".{module}", package)

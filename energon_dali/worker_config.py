@@ -60,8 +60,9 @@ class WorkerConfig(metaclass=_ActiveConfig):
     """Number of data-parallel ranks."""
     num_workers: int
     """Worker processes of this rank; 0 runs everything in this process. "auto" starts with a number that fits the
-    cores, and changes it while the run goes on (docs/workers.md); it fixes the number of streams, so no batch
-    changes. This field then holds the number at the start."""
+    cores, and changes it while the run goes on (docs/workers.md); it fixes the number of streams, so no batch changes.
+    This field then holds the number at the start. Cost: a process each, with memory of its own and its share of the
+    cores (docs/capacity.md)."""
     data_parallel_group: ProcessGroup | None = None
     """Group over which global states are gathered; None is the default group. Never created here."""
     seed_offset: int = 0
@@ -74,19 +75,21 @@ class WorkerConfig(metaclass=_ActiveConfig):
     {worker_id}, rank r has the file r x (num_workers + 1) for what it delivers, and its worker w the file w + 1 after
     it for the elements of its streams, as in Energon. None logs to `energon_dali.debug`."""
     worker_log_level: int = 0
-    """0 logs nothing; 1 and more log the keys of each delivered element."""
+    """0 logs nothing; 1 and more log the keys of each delivered element. Cost: a line of JSON for each delivered
+    element."""
     trace_path: str | os.PathLike[str] | None = None
     """File for a trace that Perfetto opens: what each process of this rank does, and when the trainer waits
     (docs/observing.md). May contain {rank} and {pid}, and must contain one of them if there are several ranks. None
-    traces nothing. Costs some microseconds per sample and stage."""
+    traces nothing. Cost: some microseconds per sample and stage, and the file."""
     trace_max_bytes: int = 2**30
-    """Size at which the trace ends; training goes on."""
+    """Size at which the trace ends; training goes on. Cost: as much disk."""
     global_error_handler: ErrorHandler = field(default=log_exception)
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
     share_group: ShareGroup | None = None
-    """The ranks that need the same batches as this one; `from_mesh` and `from_groups` find them."""
+    """The ranks that need the same batches as this one; `from_mesh` and `from_groups` find them. Cost: shared memory
+    for the batches on their way (docs/parallelism.md)."""
     delivery: Delivery | None = None
     """What this rank gets of each batch; None is all of it."""
     _derived: bool = field(default=False, init=False, repr=False)

@@ -16,6 +16,7 @@ from benchmarks.data.recipe import Recipe, make_dataset
 from energon_dali.cli.main import main
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.photographs import photograph_file
+from tools import check_links
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,7 +27,11 @@ CODE_PAGES = (
     "architecture.md",
     "benchmarks.md",
     "benchmarks-log.md",
+    "av-decoder.md",
+    "damaged-images.md",
+    "decode-scale.md",
     "decoders.md",
+    "video-backends.md",
     "cuda-graphs.md",
     "gpu.md",
     "gpu-evidence.md",
@@ -34,7 +39,7 @@ CODE_PAGES = (
     "../CONTRIBUTING.md",
 )
 """Pages that name files of this repository."""
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+REPOSITORY = "https://github.com/energon-dali/energon-dali"
 CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')
 
 
@@ -58,11 +63,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
-    """A folder with data from the command in the README."""
+    """A folder with data from the commands in the README."""
     root = tmp_path_factory.mktemp("demo")
-    (arguments,) = re.findall(r"^energon-dali (demo-data [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
-    subprocess.run(command, check=True, capture_output=True, cwd=root)
+    text = (ROOT / "README.md").read_text()
+    made, packed = re.findall(r"^energon-dali ((?:demo-data|pack data/)[^#\n]*)", text, re.MULTILINE)
+    for arguments in (made, packed):
+        command = [warm_python, "-m", "energon_dali", *shlex.split(arguments)]
+        subprocess.run(command, check=True, capture_output=True, cwd=root)
     return root
 
 
@@ -84,13 +91,6 @@ def test_blocks_run_and_print_what_they_say(page: Path, warm_python: str, reques
             assert printed == expected
 
 
-def anchors(page: Path) -> set[str]:
-    """Returns the anchors of a page's headings, as the site makes them."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
-
-
 def test_messages_and_docstrings_name_sections_that_exist() -> None:
     wrong = []
     for folder in ("energon_dali", "kernels"):
@@ -98,16 +98,30 @@ def test_messages_and_docstrings_name_sections_that_exist() -> None:
             text = file.read_text()
             for name, anchor in re.findall(r"((?:docs/)[\w/-]+\.md)(?:#([\w-]+))?", text):
                 page = ROOT / name
-                if not page.exists() or (anchor and anchor not in anchors(page)):
+                if not page.exists() or (anchor and anchor not in check_links.anchors(page)):
                     wrong.append(f"{file.relative_to(ROOT)}: {name}#{anchor}")
             wrong += [f"{file.relative_to(ROOT)}: {quoted}" for quoted in re.findall(r'README, "[^"]*"', text)]
     assert not wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
-    assert not missing
+@pytest.mark.parametrize("page", check_links.pages(), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert check_links.faults_of(page) == []
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b`, c\n\n## A b c\n")
+    good = ("#a-b-c", "page.md#a-b-c_1", "https://example.com/a", "", f"{REPOSITORY}/blob/main/README.md#install")
+    bad = ("#b", "other.md", "page.md#other", "https://example", "htp://example.com", f"{REPOSITORY}/blob/main/none.md")
+    assert [target for target in good if check_links.fault_of(page, target)] == []
+    assert [target for target in bad if not check_links.fault_of(page, target)] == []
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    targets = check_links.targets_of(ROOT / "README.md")
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert sum(bool(check_links.own_path(target)) for target in targets) > 50
 
 
 @pytest.mark.parametrize("name", CODE_PAGES)
@@ -122,6 +136,26 @@ def test_pictures_are_up_to_date(picture: str) -> None:
     script = f"import sys; sys.path.insert(0, 'tools'); import {picture}; print({picture}.draw(), end='')"
     drawn = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert drawn == (ROOT / "docs" / "images" / f"{picture}.svg").read_text()
+
+
+def test_drawings_of_concepts_are_up_to_date() -> None:
+    """`python tools/concepts.py` draws them again."""
+    from tools import concepts
+
+    images = ROOT / "docs" / "images"
+    drawn = {f"concept-{name}.svg": draw() for name, draw in concepts.DRAWINGS.items()}
+    assert drawn == {file.name: file.read_text() for file in images.glob("concept-*.svg")}
+
+
+def test_terms_are_linked_where_they_are_first_used() -> None:
+    from tools import glossary_links
+
+    glossary = (ROOT / "docs" / glossary_links.GLOSSARY).read_text()
+    assert [term for term in glossary_links.TERMS if f'id="term-{term}"' not in glossary] == []
+    page = "# Shards\n\n`shard` [shard](pack.md), shards of a CUDA stream. Shards.\n\n```python\nrank\n```\n\nranks\n"
+    linked = page.replace("shards of", "[shards](../concepts.md#term-shard) of")
+    linked = linked.replace("\nranks", "\n[ranks](../concepts.md#term-rank)")
+    assert glossary_links.link_terms(page, "coming-from/page.md") == linked
 
 
 def test_the_picture_of_the_hooks_has_every_hook() -> None:
@@ -174,4 +208,5 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert navigation == pages | {"index.md", "contributing.md", "changelog.md"}
+    tutorials = {f"tutorials/{path.stem}.md" for path in (ROOT / "docs" / "tutorials").glob("*.py")}
+    assert navigation == pages | tutorials | {"index.md", "contributing.md", "changelog.md"}

@@ -1,8 +1,10 @@
-"""MkDocs hook: adds README.md, CONTRIBUTING.md and CHANGELOG.md as pages, and fixes links between them and docs/."""
+"""MkDocs hook: adds README.md, CONTRIBUTING.md, CHANGELOG.md and the tutorials as pages, and points links at pages."""
 
 from __future__ import annotations
 
-import re
+import json
+import posixpath
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -10,29 +12,37 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import tutorials  # noqa: E402
+
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
+PAGES |= {f"{tutorials.FOLDER}/{path.name}": f"tutorials/{path.stem}.md" for path in tutorials.sources()}
+SOURCES = {page: source for source, page in PAGES.items()}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are not in docs/."""
-    for name, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    """Adds the pages that are not Markdown in docs/, and each tutorial as a notebook."""
+    for source, page in PAGES.items():
+        path = ROOT / source
+        if path.suffix == ".md":
+            files.append(File.generated(config, page, content=path.read_text(encoding="utf-8")))
+            continue
+        files.append(File.generated(config, page, content=tutorials.page_text(path)))
+        files.remove(files.src_uris[source.removeprefix("docs/")])  # the program: readers get it from the repository
+        notebook = json.dumps(tutorials.notebook(path), ensure_ascii=False)
+        files.append(File.generated(config, page.removesuffix(".md") + ".ipynb", content=notebook))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links at pages of the site; a link to any other file of the repository becomes plain text, its name."""
-    root_page = page.file.src_uri in PAGES.values()
+    """Points links at pages and images of the site, and links to any other file at the repository."""
+    here = page.file.src_uri
 
-    def mended(link: re.Match[str]) -> str:
-        image, text, target, anchor = link[1], link[2], link[3], link[4] or ""
-        if root_page:
-            inside = target.removeprefix("docs/") if target.startswith("docs/") else PAGES.get(target)
-        elif target.startswith("../"):
-            inside = PAGES.get(target.removeprefix("../"))
-        else:
-            return link[0]
-        return f"{image}[{text}]({inside}{anchor})" if inside else text
+    def target_of(path: str) -> str:
+        inside = PAGES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
+        if inside not in files.src_uris:
+            return tutorials.file_url(path)
+        return posixpath.relpath(inside, posixpath.dirname(here) or ".")
 
-    return LINK.sub(mended, markdown)
+    return tutorials.map_links(markdown, SOURCES.get(here, f"docs/{here}"), target_of)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from benchmarks.candidates.stream import Delivered, measure_stream
 from benchmarks.candidates.task import Task
-from benchmarks.candidates.torchvision_import import import_torchvision_transforms
+from benchmarks.candidates.torchvision_import import import_torchvision_io, import_torchvision_transforms
 
 _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip": ("siglip", "SiglipImageProcessor", {"size": {"height": 384, "width": 384}}),
@@ -49,19 +49,40 @@ def make_processor(model: str, backend: str) -> Any:
 
 
 class Process:
-    """Decodes an image with PIL and runs a processor on it, as hooks do: the rows of `pixel_values` of one image."""
+    """Decodes an image and runs a processor on it, as hooks do: the rows of `pixel_values` of one image.
+
+    Each backend gets what is fastest for it: PIL's images, or tensors that torchvision decodes.
+    """
 
     def __init__(self, model: str, backend: str) -> None:
+        # Its native decoders first, which cannot be loaded later.
+        self.decode = _open_with_pil if backend == "pil" else _torchvision_decoder()
         import_torchvision_transforms()  # transformers imports torchvision in any case, where it is installed
         self.processor = make_processor(model, backend)
 
     def __call__(self, data: bytes) -> torch.Tensor:
         """Returns float32[rows, ...]: patches, tiles, or one image."""
-        from PIL import Image
-
-        pixels: torch.Tensor = self.processor(Image.open(io.BytesIO(data)), return_tensors="pt")["pixel_values"]
+        pixels: torch.Tensor = self.processor(self.decode(data), return_tensors="pt")["pixel_values"]
         # LLaVA-NeXT returns a batch of one image's tiles.
         return pixels[0] if pixels.ndim == 5 else pixels
+
+
+def _open_with_pil(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data))
+
+
+def _torchvision_decoder() -> Callable[[bytes], torch.Tensor]:
+    decode_image = import_torchvision_io().decode_image
+
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+    def decode(data: bytes) -> torch.Tensor:
+        decoded: torch.Tensor = decode_image(torch.frombuffer(data, dtype=torch.uint8), mode="RGB")
+        return decoded
+
+    return decode
 
 
 def batch_rows(keys: list[str], images: list[torch.Tensor]) -> dict[str, Any]:
@@ -116,7 +137,7 @@ def _energon_loader(task: Task) -> Any:
             if not ours:
                 return batch_rows(keys, images)
             made = library.batch_vision(images)
-            return {"keys": keys, "rows": [len(image.values) for image in images], **made}
+            return {"keys": keys, "rows": [image.rows for image in images], **made}
 
         def encode_batch(self, batch: Any) -> Any:
             return batch

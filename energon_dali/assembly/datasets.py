@@ -64,34 +64,43 @@ def get_train_dataset(
         worker_config: Rank, world size, workers and streams of this process; None takes them from torchrun's
             environment, with 4 streams per rank.
         batch_size: Samples per batch; None yields single samples.
-        batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False).
-        packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack.
+        batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False). Cost: the samples of that
+            batch are not trained on.
+        packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack. Cost:
+            memory for that many encoded samples per stream, and the first batch waits for a full buffer.
         packing_first_buffer_size: Number of samples in the first packing buffer, which doubles each round up to
-            packing_buffer_size, so that the first batch arrives early; None waits for a full buffer.
-        shuffle_buffer_size: Window of the sample shuffle in samples per stream; None or 1 shuffles only slices. A large
-            window costs hardly any memory.
-        max_samples_per_sequence: Most samples that are read in file order; None is a whole shard.
+            packing_buffer_size, so that the first batch arrives early; None waits for a full buffer. Cost: more padding
+            in the first packs, which are chosen from fewer samples.
+        shuffle_buffer_size: Window of the sample shuffle in samples per stream; None or 1 shuffles only slices. Cost:
+            hardly any memory, as the window holds numbers; more scattered reads.
+        max_samples_per_sequence: Most samples that are read in file order; None is a whole shard. Cost: more scattered
+            reads, the smaller it is.
         virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends it. Inside another dataset,
             batches of the job.
         shuffle_over_epochs_multiplier: Number of epochs whose slices are shuffled together; -1 draws with replacement;
             None keeps file order.
         blend_by: Unit of the weights of a metadataset: None is samples; "tokens" counts text (the field tokens,
             input_ids or length) and vision tokens of encoded samples, or with global_batch_size takes the means of what
-            was measured; or a function from an encoded sample to a number.
+            was measured; or a function from an encoded sample to a number. Cost: a count or a call for each encoded
+            sample.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         repeat: Start again after each epoch; False ends after one.
         global_batch_size: Samples that all ranks together take in one step (docs/global-batches.md). The steps then do
             not depend on the number of ranks and workers, and batch_size is the size of a micro-batch. None divides the
-            samples among streams.
+            samples among streams. Cost: a comparison of all ranks before the first batch (`check_plan` of the loader).
         uneven: With global_batch_size, if it is not a multiple of world_size x batch_size: "error"; "round_down" takes
-            the next smaller multiple; "ragged" deals the ranks counts that differ by one.
+            the next smaller multiple; "ragged" deals the ranks counts that differ by one. Cost: "round_down" makes
+            smaller steps; "ragged" lets ranks wait for those with one sample more.
         on_missing: With global_batch_size, what takes the place of a sample that fails: "spare", another one of its
             dataset; "shrink", nothing.
         packs: With global_batch_size, which then counts packs, as batch_size does: how samples are packed by the
-            lengths that `energon-dali measure` stored (docs/balance.md). None does not pack.
+            lengths that `energon-dali measure` stored (docs/balance.md). None does not pack. Cost: a pass of
+            `energon-dali measure` over the dataset before training.
         balance: With global_batch_size, how the samples or packs of a step are dealt so that no rank waits for another,
-            by what was measured. None deals them in their order.
-        allow_estimates: Let balance take estimates from the sizes of files where a dataset was not measured.
+            by what was measured. None deals them in their order. Cost: a pass of `energon-dali measure` over the
+            dataset before training.
+        allow_estimates: Let balance take estimates from the sizes of files where a dataset was not measured. Cost: a
+            less even deal.
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.
 
     Raises:
@@ -134,15 +143,18 @@ def get_val_dataset(
         split_part: Part of the split, such as "train".
         worker_config: As in `get_train_dataset`.
         batch_size: Samples per batch; None yields single samples.
-        batch_drop_last: Drop the smaller batches at the end of an epoch.
-        packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack.
+        batch_drop_last: Drop the smaller batches at the end of an epoch. Cost: the samples of these batches are not
+            validated on.
+        packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack. Cost:
+            memory for that many encoded samples per stream.
         limit: Batches per rank after which an epoch ends; the next epoch starts from the beginning. None takes all.
             Inside another dataset, batches of the job.
         allow_empty: Accept a split part without samples, whose epochs are empty. By default it is an error.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         global_batch_size: Samples that all ranks together take in one step; each sample comes once and all ranks
             deliver equally many batches, on any number of ranks. A batch that holds none of the data has num_units 0
-            (docs/global-batches.md). None divides the samples among streams.
+            (docs/global-batches.md). None divides the samples among streams. Cost: a comparison of all ranks before the
+            first batch (`check_plan` of the loader).
         packs: As in `get_train_dataset`.
         balance: As in `get_train_dataset`.
         allow_estimates: As in `get_train_dataset`.

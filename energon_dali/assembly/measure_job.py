@@ -179,7 +179,7 @@ class MeasureJob:
             except ConfigError as error:
                 name = type(self.encoder).__name__
                 raise ConfigError(
-                    f"The length of {where} is not known: {error} Hooks before decoding say it: tokenise in "
+                    f"The length of {where} is not known: {error} Compute it before decoding: tokenise in "
                     f"{name}.preencode_sample, or return text_tokens in {name}.measure_sample."
                 ) from error
             vision = own.get(VISION_TOKENS, vision)

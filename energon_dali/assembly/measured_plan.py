@@ -91,12 +91,12 @@ def mean_sizes(measured: MeasuredRows, sources: Sequence[Source], rule: PackRule
         if not total and rule is not None and longest > rule.max_length:
             raise ConfigError(
                 f"The samples of {source.name} are longer than max_length={rule.max_length}, so that none is in a pack "
-                "and no share of tokens can be theirs. Give a larger max_length, override cut_sample, or leave the "
+                "and they cannot have a share of tokens. Give a larger max_length, override cut_sample, or leave the "
                 "dataset out."
             )
         if not total:
             raise ConfigError(
-                f"The samples of {source.name} have no measured tokens, so no share of tokens can be theirs. Leave "
+                f"The samples of {source.name} have no measured tokens, so they cannot have a share of tokens. Leave "
                 "the dataset out, or blend by samples."
             )
         means.append(total / count)

@@ -75,7 +75,7 @@ class SourceOptions:
     """Slices of a stream that are read in turn; None is 16 for training and 1 for validation."""
     window_in_slice: bool = False
     """Keep the sample shuffle inside slices, so that the order is made of runs; for feed="native" with a shuffle
-    window."""
+    window. Cost: samples mix less: only with those of their slice."""
     sample_type: type[Any] | None = None
     """Overrides the sample type of dataset.yaml."""
     field_map: dict[str, str] | None = None
@@ -84,14 +84,16 @@ class SourceOptions:
     """Added to those of dataset.yaml and of a metadataset, which they override."""
     subset: Any = None
     """Range of the samples of the split, such as ["0%", "25%"] or [100, 200]; of each dataset of a metadataset. Or
-    {"where": "text_tokens < 4096"}: those whose measures fulfil a condition (docs/measures.md)."""
+    {"where": "text_tokens < 4096"}: those whose measures fulfil a condition (docs/measures.md). Cost: with a condition,
+    a pass of `energon-dali measure` before training."""
     part_filter: Callable[[str], bool] | None = None
     """Selects the parts that are read; None reads those that the fields need."""
     allow_imports: bool = False
     """Import the classes and functions of other packages that a dataset names: sample types, factories, joiners. They
-    may be any that are installed, so allow it only if you trust whoever wrote the dataset."""
+    may be any that are installed, so allow it only if you trust whoever wrote the dataset. Cost: a dataset can run code
+    that is installed."""
     allow_code: bool = False
-    """Run code that is stored in a dataset: sample_loader.py, and pickled parts."""
+    """Run code that is stored in a dataset: sample_loader.py, and pickled parts. Cost: a dataset can run any code."""
 
     def __post_init__(self) -> None:
         check_number("parallel_shard_iters", self.parallel_shard_iters)

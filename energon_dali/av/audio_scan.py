@@ -252,7 +252,7 @@ def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[in
 
 
 def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -> AudioIndex:
-    # The stream's own decoder: a new one does not know the unit of time stamps, so skipping samples would not move
+    # The stream's own decoder: a new one does not have the unit of time stamps, so skipping samples would not move
     # them.
     context = select(file, file.rewind(), facts.position)
     seen = _Packets()

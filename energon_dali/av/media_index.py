@@ -29,7 +29,7 @@ class DecoderSetup:
     decoder: str = ""
     """FFmpeg's name of the decoder that it chooses for the stream, which may not be that of the codec ("libdav1d")."""
     codec_tag: bytes = bytes(4)
-    """The container's code of the codec, which tells some decoders which encoder's faults to work around."""
+    """The container's code of the codec, from which some decoders see which encoder's faults to work around."""
     level: int = -99
     """Level of the codec; -99 if unknown."""
     bit_rate: int = 0

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from tqdm import tqdm
 
+from energon_dali.cli.progress_bar import open_bar
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.plan.balance import PER
@@ -142,7 +142,7 @@ def counting_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     Yields:
         Takes the number of units that were done since the last call, and the number of all.
     """
-    with tqdm(desc=what, unit=unit, unit_scale=True, delay=_SILENT_SECONDS) as bar:
+    with open_bar(desc=what, unit=unit, unit_scale=True, delay=_SILENT_SECONDS) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total

@@ -1,4 +1,4 @@
-"""`energon-dali demo-data`: makes the small dataset and the video that the README's examples read."""
+"""`energon-dali demo-data`: makes the images, the small dataset and the video that the README's examples read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import io
 import math
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +33,14 @@ _COLOURS = {
     "black": (35, 35, 40),
 }
 _PHOTOGRAPHS = {
-    "skimage/data/astronaut.png": "an astronaut in an orange suit",
-    "skimage/data/chelsea.png": "a tabby cat",
-    "skimage/data/coffee.png": "a cup of coffee on a wooden table",
-    "skimage/data/rocket.jpg": "a rocket on its launch pad at dusk",
-    "sklearn/datasets/images/china.jpg": "a Chinese temple under a blue sky",
-    "sklearn/datasets/images/flower.jpg": "an orange dahlia",
+    "skimage/data/astronaut.png": ("astronaut", "an astronaut in an orange suit"),
+    "skimage/data/chelsea.png": ("cat", "a tabby cat"),
+    "skimage/data/coffee.png": ("coffee", "a cup of coffee on a wooden table"),
+    "skimage/data/rocket.jpg": ("rocket", "a rocket on its launch pad at dusk"),
+    "sklearn/datasets/images/china.jpg": ("temple", "a Chinese temple under a blue sky"),
+    "sklearn/datasets/images/flower.jpg": ("flower", "an orange dahlia"),
 }
-"""Photographs in the wheels of scikit-image and scikit-learn, and what each shows."""
+"""Photographs in the wheels of scikit-image and scikit-learn: the class of each, and what it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,23 @@ class _Scene:
 
     image: Image.Image
     """RGB, at least 400 pixels in width and 300 in height."""
+    kind: str
+    """Its class, the name of a folder."""
     caption: str
     """What it shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """An encoded image and what belongs to it."""
+
+    key: str
+    kind: str
+    """Its class, the name of a folder."""
+    suffix: str
+    """Of the image's file, without the dot."""
+    data: bytes
+    caption: str
 
 
 @click.command("demo-data")
@@ -61,26 +78,31 @@ class _Scene:
     help="Number of images.",
 )
 def demo_data(folder: Path, samples: int) -> None:
-    """Make a dataset and a video to try things on: FOLDER/captions and FOLDER/video.mp4.
+    """Make images, a dataset and a video to try things on: FOLDER/photos, FOLDER/captions and FOLDER/video.mp4.
 
-    FOLDER/captions holds images with captions in four tar shards and is prepared. They are crops of the photographs
-    that come with scikit-image and scikit-learn if those are installed, and drawn shapes otherwise. What FOLDER already
-    holds stays as it is.
+    FOLDER/captions holds images with captions in four tar shards and is prepared. FOLDER/photos holds the same images
+    as files, in a folder for each class. They are crops of the photographs that come with scikit-image and scikit-learn
+    if those are installed, and drawn shapes otherwise. What FOLDER already holds stays as it is.
     """
-    captions, video = folder / "captions", folder / "video.mp4"
+    photos, captions, video = folder / "photos", folder / "captions", folder / "video.mp4"
     folder.mkdir(parents=True, exist_ok=True)
-    scenes = [] if captions.exists() and video.exists() else _photographs()
+    scenes = [] if photos.exists() and captions.exists() and video.exists() else _photographs()
+    kind = "crops of photographs" if scenes else "drawn images"
     # Both are made under another name first: an interrupted run leaves nothing that looks complete.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".demo-data-") as unfinished:
+        if not (photos.exists() and captions.exists()):
+            _write_samples(Path(unfinished), _make_samples(scenes, samples), -(-samples // SHARDS))
+        if photos.exists():
+            click.echo(f"{photos} already exists.")
+        else:
+            shutil.move(Path(unfinished, "photos"), photos)
+            classes = len([path for path in photos.iterdir() if path.is_dir()])
+            click.echo(f"{photos}: {samples} {kind}, a folder for each of {classes} classes")
         if captions.exists():
             click.echo(f"{captions} already exists.")
         else:
-            made = Path(unfinished, "captions")
-            made.mkdir()
-            _write_shards(made, scenes, samples)
-            _prepare(made)
-            shutil.move(made, captions)
-            kind = "crops of photographs" if scenes else "drawn images"
+            _prepare(Path(unfinished, "captions"))
+            shutil.move(Path(unfinished, "captions"), captions)
             click.echo(f"{captions}: {samples} {kind} with captions in {SHARDS} shards, prepared")
         if video.exists():
             click.echo(f"{video} already exists.")
@@ -97,13 +119,13 @@ def _photographs() -> list[_Scene]:
     from PIL import Image
 
     scenes = []
-    for path, caption in _PHOTOGRAPHS.items():
+    for path, (kind, caption) in _PHOTOGRAPHS.items():
         package, _, rest = path.partition("/")
         spec = find_spec(package)
         for parent in (spec.submodule_search_locations or []) if spec else []:
             file = Path(parent, rest)
             if file.is_file():
-                scenes.append(_Scene(Image.open(io.BytesIO(file.read_bytes())).convert("RGB"), caption))
+                scenes.append(_Scene(Image.open(io.BytesIO(file.read_bytes())).convert("RGB"), kind, caption))
     for scene in scenes:
         scene.image.info.clear()  # a colour profile would be written into every crop
     return scenes
@@ -124,27 +146,38 @@ def _drawn_scene(rng: np.random.Generator) -> _Scene:
     else:
         draw.regular_polygon((x, y, radius), 4 if shape == "square" else 3, fill=_COLOURS[colour])
     pixels = np.asarray(image, np.float32) + rng.normal(0, 6, (360, 480, 1))
-    return _Scene(Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), f"a {colour} {shape} on {ground}")
+    return _Scene(Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), shape, f"a {colour} {shape} on {ground}")
 
 
-def _write_shards(folder: Path, scenes: list[_Scene], samples: int) -> None:
-    """Writes the tar shards; the same scenes give the same samples."""
+def _make_samples(scenes: list[_Scene], samples: int) -> Iterator[_Sample]:
+    """Yields the samples in order; the same scenes give the same samples."""
+    rng = np.random.default_rng(0)
+    for index in range(samples):
+        if scenes:
+            yield _cut(rng, scenes[index % len(scenes)], f"{index:06d}")
+        else:
+            scene = _drawn_scene(rng)
+            yield _Sample(f"{index:06d}", scene.kind, "jpg", _encoded(scene.image, "jpg"), scene.caption)
+
+
+def _write_samples(folder: Path, samples: Iterator[_Sample], per_shard: int) -> None:
+    """Writes folder/photos, with a file for each image, and folder/captions, with the tar shards."""
     import webdataset
 
-    rng = np.random.default_rng(0)
-    per_shard = -(-samples // SHARDS)
+    (folder / "captions").mkdir()
     for shard in range(SHARDS):
         # An open file: webdataset takes a path with a colon for a URL.
-        with (folder / f"shard-{shard:03d}.tar").open("wb") as file, webdataset.TarWriter(file, mtime=0) as writer:
-            for index in range(shard * per_shard, min((shard + 1) * per_shard, samples)):
-                scene = scenes[index % len(scenes)] if scenes else _drawn_scene(rng)
-                made = _cut(rng, scene) if scenes else ("jpg", _encoded(scene.image, "jpg"), scene.caption)
-                suffix, data, caption = made
-                writer.write({"__key__": f"{index:06d}", suffix: data, "txt": caption})
+        path = folder / "captions" / f"shard-{shard:03d}.tar"
+        with path.open("wb") as file, webdataset.TarWriter(file, mtime=0) as writer:
+            for sample in islice(samples, per_shard):
+                writer.write({"__key__": sample.key, sample.suffix: sample.data, "txt": sample.caption})
+                photo = folder / "photos" / sample.kind / f"{sample.key}.{sample.suffix}"
+                photo.parent.mkdir(parents=True, exist_ok=True)
+                photo.write_bytes(sample.data)
 
 
-def _cut(rng: np.random.Generator, scene: _Scene) -> tuple[str, bytes, str]:
-    """Returns (suffix, encoded image, caption) of a random part of a scene."""
+def _cut(rng: np.random.Generator, scene: _Scene, key: str) -> _Sample:
+    """Returns a random part of a scene."""
     from PIL import Image
 
     width, height = int(rng.integers(240, 400)), int(rng.integers(200, 300))
@@ -154,7 +187,7 @@ def _cut(rng: np.random.Generator, scene: _Scene) -> tuple[str, bytes, str]:
     if rng.random() < 0.5:
         image, caption = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), f"{caption}, mirrored"
     suffix = str(rng.choice(["jpg", "png", "webp"], p=[0.8, 0.1, 0.1]))
-    return suffix, _encoded(image, suffix), caption
+    return _Sample(key, scene.kind, suffix, _encoded(image, suffix), caption)
 
 
 def _encoded(image: Image.Image, suffix: str) -> bytes:

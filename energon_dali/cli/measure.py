@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import file_options, find_encoder
+from energon_dali.cli.progress_bar import open_bar
 from energon_dali.shards.prepare.parallel import usable_workers
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ class _Bar:
         if self._bar is None:
             self._path = path
             name = path.rstrip("/").rpartition("/")[2]
-            self._bar = tqdm(
-                total=total, desc=f"Measuring {name}", unit=" samples", disable=not self._is_shown, file=sys.stderr
-            )
+            self._bar = open_bar(total=total, desc=f"Measuring {name}", unit=" samples", disable=not self._is_shown)
         self._bar.update(done - self._bar.n)
 
     def end(self) -> None:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 
 import click
-from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import add_options
+from energon_dali.cli.progress_bar import open_bar
 from energon_dali.shards import PartFacts
 from energon_dali.shards.prepare.shard_job import ShardScan
 
@@ -66,7 +66,7 @@ def progress_bar(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:
     """Yields the shards and shows a progress bar on stderr, with the rate and the time left."""
     samples = size = 0
     began = time.monotonic()
-    with tqdm(total=total, desc="Indexing shards", unit="shard") as bar:
+    with open_bar(total=total, desc="Indexing shards", unit="shard") as bar:
         for scan in scans:
             samples += scan.num_samples
             if scan.is_known:  # found by an earlier run: it says nothing about the time left

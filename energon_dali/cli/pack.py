@@ -10,6 +10,7 @@ import click
 from tqdm import tqdm
 
 from energon_dali.cli.media_options import check_image, progress_bar
+from energon_dali.cli.progress_bar import open_bar
 from energon_dali.pack.options import KINDS, NEEDS, PackOptions, parse_columns, parse_split
 from energon_dali.pack.plan import Plan
 from energon_dali.pack.reading import Source
@@ -36,14 +37,14 @@ class _Progress(Watcher):
 
     def planning(self, samples: int) -> None:
         if self._bar is None:
-            self._bar = tqdm(desc="Looking at samples", unit="sample", disable=not self._shown, leave=False)
+            self._bar = open_bar(desc="Looking at samples", unit="sample", disable=not self._shown, leave=False)
         self._bar.update(samples - self._bar.n)
 
     def begin(self, plan: Plan, done_samples: int, done_shards: int) -> None:
         self.end()
         if done_shards:
             click.echo(f"{done_shards:,} of {len(plan.shards):,} shards are already there.")
-        self._bar = tqdm(
+        self._bar = open_bar(
             total=plan.num_samples, initial=done_samples, desc="Packing", unit="sample", disable=not self._shown
         )
 

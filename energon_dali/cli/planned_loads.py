@@ -1,4 +1,4 @@
-"""How `energon-dali plan` shows what ranks have to compute: as a table with bars, as a picture, and as JSON."""
+"""How `energon-dali plan` shows what ranks have to compute: as a table with bars, as an image, and as JSON."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import is_jsonl, is_metadataset
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options
+from energon_dali.cli.progress_bar import open_bar
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset, prepare_jsonl
 from energon_dali.shards.index.jsonl_index import index_path
@@ -146,7 +146,7 @@ def index_jsonl(path: str, *, progress: bool, overwrite: bool, non_interactive: 
             raise click.ClickException("The file has already been prepared. Use --force-overwrite to do it again.")
         if not click.confirm("It seems the file had already been prepared. Do you want to continue?"):
             return
-    with tqdm(desc="Indexing lines", unit="B", unit_scale=True, disable=not progress) as bar:
+    with open_bar(desc="Indexing lines", unit="B", unit_scale=True, disable=not progress) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

@@ -13,8 +13,8 @@ import click
 
 from energon_dali.calls import import_extra
 from energon_dali.cli.dataset_options import all_parts, file_options, is_jsonl
-from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError, DatasetError, StorageError
+from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import attributes_of
 from energon_dali.shards import JsonlFile, WebdatasetFolder
 from energon_dali.shards.measures.places import MeasuredData, describe_measures, measures_of_sample

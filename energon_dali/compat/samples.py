@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
-from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample, StateError
 from energon_dali.samples.base import SourceInfo
+from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import map_tensors
 
 T = TypeVar("T")

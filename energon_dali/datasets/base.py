@@ -212,6 +212,17 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
     def __repr__(self) -> str:
         return f"<{self.describe()}>"
 
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import card
+
+        config = self.worker_config
+        rows = [
+            ("rank", f"{config.rank} of {config.world_size}"),
+            ("workers", f"{config.num_workers}" if config.num_workers else "0: in this process"),
+            ("streams of this rank", f"{len(config.streams)}"),
+        ]
+        return card("Dataset", rows, note=self.describe(), text=("Tree, outermost first", str(self)), opened=True)
+
     def __str__(self) -> str:
         lines = [self.describe()]
         for child in self.children:
@@ -338,7 +349,7 @@ def walk(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
 
 
 def plan_obstacles(dataset: SavableDataset[Any]) -> list[str]:
-    """Returns what a plan cannot know about the elements of a tree, a sentence for each dataset; [] for nothing."""
+    """Returns what a plan cannot predict about the elements of a tree, a sentence for each dataset; [] for nothing."""
     found = [one.plan_obstacle for one in walk(dataset)]
     return list(dict.fromkeys(text for text in found if text is not None))
 

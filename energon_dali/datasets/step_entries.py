@@ -233,11 +233,11 @@ def steps_to_skip(first: object, stop: object, by: SkipBy, config: WorkerConfig)
         config: The job.
 
     Raises:
-        ConfigError: The numbers are no range.
+        ConfigError: The numbers are not a range.
     """
     if type(first) is not int or type(stop) is not int or not 0 <= first < stop <= MAX_COUNT // config.world_size:
         raise ConfigError(
-            f"skip_steps({first!r}, {stop!r}) names no range of steps: give the first step to leave out and the step "
+            f"skip_steps({first!r}, {stop!r}) is not a range of steps: give the first step to leave out and the step "
             f"after the last, two whole numbers, 0 <= first < stop <= {MAX_COUNT // config.world_size}. Steps count "
             "the batches of a rank from 0."
         )

@@ -112,7 +112,7 @@ def _json(data: bytes) -> Any:
 def _torch(data: bytes, limit: int) -> Any:
     import torch
 
-    if data.startswith(b"PK\3\4"):  # torch tells the two formats apart in the same way
+    if data.startswith(b"PK\3\4"):  # torch distinguishes the two formats in the same way
         with zipfile.ZipFile(BytesIO(data)) as archive:
             _check_unpacked(archive, limit, "pth")
     try:

@@ -123,6 +123,22 @@ class MediaHandle:
         """
         return decode_image(self)
 
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import card
+
+        rows = [
+            ("format", self.format),
+            ("stored size", f"{self.width} x {self.height} pixels"),
+            ("file", f"{len(self.data):,} bytes"),
+        ]
+        if self.orientation != 1:
+            rows.append(("EXIF orientation", str(self.orientation)))
+        if self.spec.operations:
+            rows.append(("operations", ", ".join(map(repr, self.spec.operations))))
+        if self.spec.front_end is not None:
+            rows.append(("front end", f"{self.spec.front_end.family}, {self.num_tokens:,} tokens"))
+        return card("MediaHandle", rows, note=f"{self.name}, encoded")
+
     def __repr__(self) -> str:
         return f"MediaHandle({self.name}: {self.format} {self.width}x{self.height}, {len(self.data)} bytes)"
 

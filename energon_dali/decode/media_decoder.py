@@ -121,19 +121,23 @@ class MediaDecoder(Decoder):
             "rgb8" (numpy uint8 [H, W, 3]) or "pil".
         av_decode: What video and audio parts become. "AVDecoder" decodes nothing until one of its methods is called.
             "torch" decodes the whole file to `AVData`. "pyav" returns PyAV's open container, which cannot travel
-            between processes. `VideoClips` returns `Clips`, decoded before the hooks run.
+            between processes. `VideoClips` returns `Clips`, decoded before the hooks run. Cost: "AVDecoder" and "pyav"
+            nothing before a method is called; "torch" the whole file; clips what they need.
         av_limits: Limits for decoding one video or audio part; None for the defaults of `AVLimits`.
         av_options: Other options of `AVDecoder`, for av_decode="AVDecoder" and "torch", such as {"missing": "empty",
             "sample_rate": 16000}.
         av_lazy: With av_decode="AVDecoder", files with a media index are not read before a method of the AVDecoder is
-            called, which then reads what it needs: for hooks that want little of long videos. From remote storage each
-            call waits for its bytes, which nothing requests ahead. docs/video.md.
-        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too.
-        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Costs
+            called, which then reads what it needs: for hooks that want little of long videos. docs/video.md. Cost: from
+            remote storage each call waits for its bytes, which nothing requests ahead.
+        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too. Cost: decoding all of
+            the audio.
+        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Cost:
             about 20 us per part.
-        operations: Applied to each image inside the decoder, in this order.
+        operations: Applied to each image inside the decoder, in this order. Cost: at most one resampling and one flip
+            for all of them together.
         front_end: Makes of each image what a vision-language model takes, after all operations; the images become
-            VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md.
+            VisionInput. Hooks before decoding see handles that have their `num_tokens`. docs/vlm.md. Cost: rendering in
+            the same pass; the batch takes the memory of the processor's output.
         audio_front_end: Makes of each recording (a video or audio part without video) what a model takes, whatever
             `av_decode` says; the recordings become AudioInput. Hooks before decoding see handles that know their
             `num_tokens`. docs/audio.md.
@@ -145,9 +149,10 @@ class MediaDecoder(Decoder):
             says, and "audio", the AudioInput of its audio, or None.
         decode_scale: How small a JPEG or JPEG 2000 image may be decoded where operations or the front end make it
             smaller: "exact" (at full size), "fast" (at least 2 decoded pixels for each pixel of the result, in both
-            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. What
-            this does to pixels: docs/decoders.md#decode-scale.
-        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
+            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. Cost:
+            pixels that differ (docs/decode-scale.md), in less time.
+        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`. Cost: memory of
+            1 (uint8), 2 (float16, bfloat16) or 4 bytes (float32) per value, in batches and between processes.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
         max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own guard

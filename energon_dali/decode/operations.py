@@ -1,7 +1,7 @@
 """Image operations to declare on a decoder: frozen values with the same meaning for every backend.
 
-They behave as in torchvision. All geometric operations of a decoder are folded into one box of the source, one
-resampling and one flip (`geometry.draw_geometry`), whatever their order.
+They behave as in torchvision. All geometric operations of a decoder together become one crop of the source,
+one resampling and one flip (`geometry.draw_geometry`), whatever their order.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Resize:
     interpolation: Interpolation = "bilinear"
     """"bilinear", "bicubic" or "nearest"."""
     antialias: bool = True
-    """Widens the filter when the image shrinks, as PIL does. Without it fine detail turns into noise. Resampling takes
-    up to twice the time."""
+    """Widens the filter when the image shrinks, as PIL does. Without it fine detail turns into noise. Cost: up to twice
+    the time of resampling."""
 
     def __post_init__(self) -> None:
         _refuse_two_sides(self, self.size, self.interpolation)
@@ -66,7 +66,7 @@ class RandomResizedCrop:
     interpolation: Interpolation = "bilinear"
     """"bilinear", "bicubic" or "nearest"."""
     antialias: bool = True
-    """Widens the filter when the image shrinks, as PIL does."""
+    """Widens the filter when the image shrinks, as PIL does. Cost: up to twice the time of resampling."""
 
     def __post_init__(self) -> None:
         _refuse_two_sides(self, self.size, self.scale)

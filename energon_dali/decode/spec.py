@@ -243,7 +243,7 @@ def _the_normalize(operations: tuple[Operation, ...], channels: int) -> Normaliz
     if len(found) > 1:
         raise ConfigError(
             f"operations hold Normalize {len(found)} times. It is applied once, after everything else. "
-            "Fold them into one: mean and std in units of [0, 1]."
+            "Combine them into one: mean and std in units of [0, 1]."
         )
     if len(found[0].mean) not in (1, channels):
         raise ConfigError(
@@ -257,7 +257,7 @@ def _the_resampling(operations: tuple[Operation, ...]) -> tuple[Interpolation, b
     kinds = {(op.interpolation, op.antialias) for op in operations if isinstance(op, (Resize, RandomResizedCrop))}
     if len(kinds) > 1:
         raise ConfigError(
-            f"operations resample in different ways: {sorted(kinds)}. They are folded to one resampling of the source. "
+            f"operations resample in different ways: {sorted(kinds)}. All of them together resample the source once. "
             "Give all of them the same interpolation and antialias."
         )
     return kinds.pop() if kinds else ("bilinear", True)

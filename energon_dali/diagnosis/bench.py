@@ -97,7 +97,7 @@ def bench(
 
 
 def _nothing(_: Any) -> None:
-    """Takes what nobody wants to know."""
+    """Ignores what is reported."""
 
 
 def decoder_of(dataset: SavableDataset[Any]) -> Decoder | None:

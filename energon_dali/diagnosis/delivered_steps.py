@@ -63,8 +63,8 @@ class DeliveredSteps:
         """The datasets that it reads."""
         self.notes = [*self._job.incomplete]
         """What is not exact, in sentences."""
-        self._knows_ranks = self._job.dealt.dealt_by == self._job.state["balance"]
-        if not self._knows_ranks:
+        self._has_ranks = self._job.dealt.dealt_by == self._job.state["balance"]
+        if not self._has_ranks:
             self.notes.append(
                 f"Samples were dealt to ranks by {self._job.state['balance'] or 'no balance'}, which the state cannot "
                 "repeat: it is known which samples each step had, and not which rank had them."
@@ -105,7 +105,7 @@ class DeliveredSteps:
         found = stretch.batches.find_step(number)
         if found is None:
             return None
-        if not self._knows_ranks:
+        if not self._has_ranks:
             parts = range(found.micro_batches)
             return [self._batch(stretch.batches.micro_batch_of_step(found, 0, part), number, None) for part in parts]
         return list(self._of_ranks(stretch, number))

@@ -88,7 +88,7 @@ class PlanComparison:
     def __init__(self, first: StepPlan, second: StepPlan) -> None:
         self._first, self._second = first, second
         self.notes = list(dict.fromkeys([*first.notes, *second.notes]))
-        """What the plans cannot know, or had to do, in sentences."""
+        """What the plans cannot predict, or had to do, in sentences."""
         self._left_over: tuple[Counter[Identity], Counter[Identity]] = (Counter(), Counter())
         """Samples of each plan that the same step of the other one lacks."""
         self._steps = self._same_steps = self._num_first = self._num_second = self._reordered = 0

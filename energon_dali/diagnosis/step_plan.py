@@ -43,6 +43,8 @@ Progress = Callable[[int, int], object]
 
 _MOST_BATCHES = 1_000_000
 _MOST_STREAMS = 100_000
+_SHOWN_BATCHES = 12
+"""Batches that a card shows, and the samples of each."""
 _PASSED_AT_ONCE = 1 << 24
 """Elements that a stream moves past before progress is reported: a blend draws for three seconds."""
 _DETAILED_AT_ONCE = 65_536
@@ -106,7 +108,7 @@ class StepPlan:
     steps: range
     """The steps that exist: fewer than were asked for if the data ends before."""
     notes: list[str]
-    """What the plan cannot know, or had to do, in sentences."""
+    """What the plan cannot predict, or had to do, in sentences."""
     _rows: list[tuple[int, int, int, int]] = field(repr=False)
     """Tuples (step, rank, stream, number of the element in the plan of that stream)."""
     _plans: dict[int, Planned] = field(repr=False)
@@ -117,6 +119,17 @@ class StepPlan:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _repr_html_(self) -> str:
+        """The first batches, whose samples are looked up in the index; no shard is read."""
+        from energon_dali.samples.cards import card
+
+        rows = [("steps", f"{self.steps.start:,} to {self.steps.stop - 1:,}" if self.steps else "none")]
+        for batch in self._detailed(self._rows[:_SHOWN_BATCHES]):
+            names = ", ".join(sample.key or str(sample.index) for sample in batch.samples[:_SHOWN_BATCHES])
+            rows.append((f"step {batch.step}, rank {batch.rank}", f"{len(batch.samples):,}: {names}"))
+        note = f"{len(self):,} batches"
+        return card(type(self).__name__, rows, note=note, text=("What the plan cannot know", "\n".join(self.notes)))
 
     def __iter__(self) -> Iterator[PlannedBatch]:
         rows: list[tuple[int, int, int, int]] = []

@@ -165,7 +165,7 @@ def tune(
 
 
 def _nothing(_: Any) -> None:
-    """Takes what nobody wants to know."""
+    """Ignores what is reported."""
 
 
 class _Search:

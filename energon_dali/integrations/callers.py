@@ -23,7 +23,7 @@ _SINGLE_WRITERS = {
 }
 """Modules that write the state of one rank for all, by the beginning of their names."""
 _NEAR_CALLERS = 14
-"""Among so many callers a module that writes states is looked for."""
+"""How many callers are searched for a module that writes states."""
 
 
 def refuse_resharding(config: WorkerConfig) -> None:

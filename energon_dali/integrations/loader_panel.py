@@ -54,7 +54,7 @@ class LoaderPanel:
     Args:
         loaders: A loader, which is called "train"; or a dict of loaders by name.
         refresh_seconds: Time between two drawings in a terminal.
-        line_seconds: Time between two lines if the console is no terminal.
+        line_seconds: Time between two lines if the console is not a terminal.
         console: Where to draw, a `rich.console.Console`; None is the standard error, where rich and tqdm write too.
 
     Raises:

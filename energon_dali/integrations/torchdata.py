@@ -23,11 +23,11 @@ class LoaderNode(BaseNode):  # type: ignore[misc]  # torchdata has no types
     """Yields the batches of a dataset as the root or a source of a graph of torchdata nodes.
 
     A reset without a state starts the next epoch if one is over, and otherwise continues, as `iter(loader)` does. A
-    reset with a state continues there, also if batches were taken before.
+    reset with a state continues there, also if batches were taken before. Other keyword arguments are those of
+    `get_savable_loader`.
 
     Args:
         dataset: What get_train_dataset or get_val_dataset returns.
-        **options: The options of `get_savable_loader`.
 
     Raises:
         ConfigError: An argument is invalid.

@@ -208,7 +208,7 @@ class LoaderTrainerMixin:
     def _evaluated(self, dataset: SavableDataset[Any]) -> EvaluationBatches:
         if getattr(self.args, "batch_eval_metrics", False):
             raise ConfigError(
-                "batch_eval_metrics=True needs to know the last batch beforehand, which a loader does not. Leave it "
+                "batch_eval_metrics=True needs the last batch marked in advance, which a loader cannot do. Leave it "
                 "out; eval_accumulation_steps saves GPU memory."
             )
         known = self._evaluations.get(id(dataset))

@@ -70,7 +70,7 @@ class AutoWorkers:
 
     While the trainer waits for batches, the next larger number is tried, and kept if batches come faster. There may be
     more workers than cores: as long as they sleep or wait for storage, they need none. If the trainer never waits, the
-    next smaller number is tried, and kept if it still does not wait. A step that did not help is taken back, and not
+    next smaller number is tried, and kept if it still does not wait. A step that did not help is undone, and not
     tried again. If nothing is changed, `reason` says why.
 
     Args:

@@ -61,29 +61,35 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         worker_config: Deprecated; must equal the dataset's.
         prefetch_factor: Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1.
-            Each costs the memory of a block or batch.
+            Cost: for each, the memory of a block per stream and of a batch.
         cache_pool: Fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for all
-            processes together. Close it yourself, after the loader. None fetches nothing ahead.
+            processes together. Close it yourself, after the loader. None fetches nothing ahead. Cost: disk or memory up
+            to its limits.
         shard_cache: Keeps shards of remote datasets on local disk, for all processes of the node, such as
             ShardCache("/scratch", max_bytes="500GB") (docs/shard-cache.md). "auto" is the one that the environment
-            variable ENERGON_DALI_SHARD_CACHE=PATH:MAX_BYTES describes, if it is set. None keeps none.
+            variable ENERGON_DALI_SHARD_CACHE=PATH:MAX_BYTES describes, if it is set. None keeps none. Cost: local disk
+            up to its `max_bytes`.
         watchdog_timeout_seconds: Longest normal wait for a batch; None never complains.
         watchdog_initial_timeout_seconds: The same for the first batch; None uses watchdog_timeout_seconds.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
         start_method: How processes start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
             cloudpickle), "fork" (quick; a copy of this process), "forkserver" (a copy of a process that does nothing
-            else), or "auto": fork where that is safe, otherwise forkserver (docs/workers.md).
-        pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available.
-        read_ahead_bytes: Bytes that each process may request before they are wanted; None is 256 MiB for remote
-            storage and slow disks, and 0 for fast disks; 0 reads nothing ahead.
-        requests_in_flight: Requests that each process makes at the same time; None adapts it to the latency.
+            else), or "auto": fork where that is safe, otherwise forkserver (docs/workers.md). Cost: "fork" takes
+            milliseconds for each process, "spawn" seconds, and "forkserver" seconds once.
+        pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available. Cost: a copy of
+            each batch, and page-locked memory for the batches that wait.
+        read_ahead_bytes: Bytes that each process may request before they are wanted; None is 256 MiB for remote storage
+            and slow disks, and 0 for fast disks; 0 reads nothing ahead. Cost: memory up to that size in each process.
+        requests_in_flight: Requests that each process makes at the same time; None adapts it to the latency. Cost: a
+            thread for each request.
         retry_policy: How reading is repeated after transient errors, and when a store counts as down; None is
             RetryPolicy(). Saved states do not depend on it.
         decode_process: Whether decoding and the hooks after it run in a process of their own, which sends finished
             batches: for trainers whose Python is busy (docs/decode-process.md). "auto" if the rank decodes or runs
-            hooks, and there are workers.
+            hooks, and there are workers. Cost: one more process, a copy of each batch, and memory for prefetch_factor +
+            2 batches.
         check_plan: Whether the ranks of a job with global batches compare, before their first batch, what decides who
-            takes which samples. A collective call over the data-parallel group.
+            takes which samples. A collective call over the data-parallel group. Cost: one collective call.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -357,6 +363,24 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             "decode_process": self._options.decode_process,
             "dataset": self.dataset.config(),
         }
+
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import Bar, card
+
+        config, stats = self.worker_config, self.stats()
+        rows: list[tuple[str, str | Bar]] = [
+            ("rank", f"{config.rank} of {config.world_size}"),
+            ("workers", f"{config.num_workers}" if config.num_workers else "0: in this process"),
+            ("streams of this rank", f"{len(config.streams)}"),
+            ("prefetch_factor", str(self.prefetch_factor)),
+        ]
+        if stats.elapsed_seconds:
+            blocked = f"{stats.blocked_share:.1%}, {stats.blocked_seconds:.1f} s"
+            rows.append(("batches", f"{stats.batches:,}, {stats.batches_per_second:.1f} per second"))
+            rows.append(("trainer blocked", Bar(stats.blocked_share, blocked)))
+        rows += [(f"failed {count:,} times", kind) for kind, count in sorted(stats.failure_kinds.items())]
+        note = "running" if stats.elapsed_seconds else "no batch was taken yet"
+        return card(type(self).__name__, rows, note=note, text=("Tree of datasets, outermost first", str(self.dataset)))
 
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""

@@ -486,7 +486,7 @@ def unpacked(text: str, most: int) -> bytes:
         most: Most bytes.
 
     Raises:
-        ValueError: It is no such text, is cut off, or unpacks to more bytes.
+        ValueError: It is not such a text, is cut off, or unpacks to more bytes.
         zlib.error: It is damaged.
     """
     unpacking = zlib.decompressobj()

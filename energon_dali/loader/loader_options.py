@@ -33,8 +33,8 @@ class LoaderOptions:
     """
 
     prefetch_factor: int = 2
-    """Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1. Each costs the
-    memory of a block or batch."""
+    """Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1. Cost: for each, the
+    memory of a block per stream and of a batch."""
     cache_pool: CachePool | None = None
     """Fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for all processes
     together. The user closes it, after the loader. None fetches nothing ahead."""

@@ -42,6 +42,8 @@ logger = logging.getLogger("energon_dali.loader")
 class SavableDataLoader(BasicDataLoader[T]):
     """A loader that keeps its position: the state is always that of the batches that were delivered.
 
+    Other keyword arguments are those of `BasicDataLoader`.
+
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         worker_config: Deprecated; must equal the dataset's.
@@ -50,7 +52,6 @@ class SavableDataLoader(BasicDataLoader[T]):
         n_checkpoints: Likewise.
         gc_collect_every_n_steps: Likewise: workers freeze what lives indefinitely, and Python collects the rest.
         gc_freeze_at_start: Likewise.
-        **options: The other arguments of BasicDataLoader.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -167,7 +168,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         Args:
             first: First step to leave out. Steps count the batches of a rank from 0, over virtual epochs; where the
                 data ends (repeat=False, validation), from the beginning of the current pass over it.
-            stop: Step after the last one to leave out. Steps that were delivered before are not taken back.
+            stop: Step after the last one to leave out. It does not change steps that were delivered.
             by: "plan" moves past the steps by integers and reads nothing for them. That is exact if no hook and no
                 unreadable sample drops anything in the range; otherwise what follows is shifted by what they would have
                 dropped. What decides at run time which elements it yields (packing, filters) runs all the same. "run"
@@ -176,7 +177,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 read nothing: no sample ever moves another.
 
         Raises:
-            ConfigError: The numbers are no range, or `by` is unknown.
+            ConfigError: The numbers are not a range, or `by` is unknown.
         """
         if by not in ("auto", "plan", "run"):
             raise ConfigError(f'by={by!r} is unknown: give "auto", "plan" or "run".')

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 NumberT = TypeVar("NumberT", int, float)
 _SHOWN_FAILURES = 10
+_SHOWN_STAGES = 8
+"""Stages that a card shows, those that took most time."""
 _TRAINER = (
     "blocked_seconds",
     "blocked_share",
@@ -173,6 +175,30 @@ class LoaderStatistics:
 
     def __getitem__(self, name: str) -> Any:
         return self.as_dict()[name]
+
+    def __repr__(self) -> str:
+        return (
+            f"LoaderStatistics({self.batches:,} batches in {self.elapsed_seconds:.1f} s, "
+            f"trainer blocked {self.blocked_share:.1%})"
+        )
+
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import Bar, card
+
+        stages = sorted(self.stage_seconds.items(), key=lambda row: -row[1])[:_SHOWN_STAGES]
+        most = max([seconds for _, seconds in stages], default=0.0) or 1.0
+        rows: list[tuple[str, str | Bar]] = [
+            ("trainer blocked", Bar(self.blocked_share, f"{self.blocked_share:.1%}, {self.blocked_seconds:.1f} s")),
+            ("batches", f"{self.batches:,} in {self.elapsed_seconds:.1f} s, {self.batches_per_second:.1f} per second"),
+            ("first batch", "-" if self.first_batch_seconds is None else f"{self.first_batch_seconds:.1f} s"),
+        ]
+        if self.waiting_seconds:
+            rows.append(("waiting now", f"{self.waiting_seconds:.1f} s for a batch: {self.waiting_for}"))
+        rows += [(f"time in {name}", Bar(seconds / most, f"{seconds:.2f} s")) for name, seconds in stages]
+        rows += [(f"decoded by {name}", f"{count:,}") for name, count in sorted(self.routes.items())]
+        rows += [(f"blend {name}", Bar(row["share"], _share_text(row))) for name, row in self.blend.items()]
+        rows += [(f"failed {count:,} times", kind) for kind, count in sorted(self.failure_kinds.items())]
+        return card("LoaderStatistics", rows, text=("All values", str(self)))
 
     def __str__(self) -> str:
         rows = [

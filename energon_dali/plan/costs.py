@@ -330,8 +330,8 @@ def _check_fit(rows: Float64Array, times: Float64Array, found: Float64Array, occ
     if mixed.any():
         together = ", ".join(name for name, is_mixed in zip(names, mixed, strict=True) if is_mixed)
         warnings.warn(
-            f"These cannot be told apart, as they always change together in the measured steps: {together}. The fit "
-            "predicts such steps, and no others: measure steps in which they differ, such as packs of other lengths.",
+            f"These cannot be separated, because they always change together in the measured steps: {together}. "
+            "The fit predicts only such steps: measure steps in which they differ, such as packs of other lengths.",
             stacklevel=4,
         )
     if unexplained > (1 - _LITTLE_EXPLAINED) * spread:

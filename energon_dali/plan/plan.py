@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import operator
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +22,8 @@ _MOST_EPOCH_BITS = 100
 """Beyond such epochs, a stream has no row: the rarest have one in num_streams / repetitions epochs."""
 _KEPT = 256
 """Streams of one process of which what was computed last is kept."""
+_MOST_SHOWN = 20_000
+"""Characters of a plan that a notebook shows."""
 _MOST_ROWS_OF_ALL = 1 << 62
 """All streams together have at most this many rows, so that 64 bits hold the numbers of rows and passes."""
 
@@ -229,6 +232,11 @@ class Plan(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        text = str(self)
+        cut = f"\n... ({len(text):,} characters)" if len(text) > _MOST_SHOWN else ""
+        return f'<pre style="background:transparent;color:inherit">{html.escape(text[:_MOST_SHOWN])}{cut}</pre>'
 
 
 def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> Any:

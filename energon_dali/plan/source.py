@@ -211,7 +211,7 @@ class SourcePlan(Plan):
         return self.pass_start(epoch, stream)
 
     def pass_start(self, epoch: int, stream: int) -> int:
-        """Returns how many rows a stream has in the epochs before an epoch, whether they are told apart or not."""
+        """Returns how many rows a stream has in the epochs before an epoch, also of a plan that repeats."""
         if not self.shuffle:
             return epoch * (self._validation_start(stream + 1) - self._validation_start(stream))
         if self.is_dealt:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from typing_extensions import Self, dataclass_transform
 
 from energon_dali.errors import ConfigError, UntrustedCodeError
-from energon_dali.samples.transfer import move, pin
+from energon_dali.samples.description import describe
+from energon_dali.samples.transfer import attributes_of, move, pin
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +26,12 @@ BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 
 @dataclass_transform(kw_only_default=True)
 def edataclass(cls: type[T]) -> type[T]:
-    """Makes a class a dataclass with keyword-only fields, like all samples.
+    """Makes a class a dataclass with keyword-only fields, like all samples. It keeps a `repr` that its base class has.
 
     Instances take further attributes, which travel with them from hook to hook and between processes. Functions that
     make a new object of the fields leave them out: `dataclasses.replace`, `derive_from`, `extend`, and batching.
     """
-    return dataclass(kw_only=True)(cls)
+    return dataclass(kw_only=True, repr=cls.__repr__ is object.__repr__)(cls)
 
 
 # Not frozen: Lightning walks through batches, and rejects frozen dataclasses with precision bf16-true or 64-true.
@@ -112,6 +113,14 @@ class Sample:
                 sources += sample.__sources__ or ()
         return cls.derive_from(samples[0], __sources__=sources or None, **joined)
 
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import sample_card
+
+        return sample_card(self, attributes_of(self))
+
     def pin_memory(self) -> Self:
         """Returns the sample with its CPU tensors copied to pinned memory; itself if there is no CUDA device."""
         return pin(self)
@@ -127,6 +136,14 @@ class CrudeSample(dict[str, Any]):
     """Seed of its random operations, a function of (seed, sample, epoch); None if no source set it."""
     refused: tuple[str, ...] = ()
     """Pickled parts, which are left out because the user did not allow code."""
+
+    def __repr__(self) -> str:
+        return f"CrudeSample({describe(dict(self))})"
+
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import sample_card
+
+        return sample_card(self, self)
 
     def __missing__(self, name: str) -> NoReturn:
         """Called where a part is looked up that is not there."""
@@ -199,6 +216,14 @@ class Batch:
                     f"Give it as {cls.__name__}.from_samples(samples, {name}=...), or give the field a default."
                 )
         return construct(cls, {**values, **overrides})
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from energon_dali.samples.cards import sample_card
+
+        return sample_card(self, attributes_of(self))
 
     def pin_memory(self) -> Self:
         """Returns the batch with its CPU tensors copied to pinned memory; itself if there is no CUDA device."""

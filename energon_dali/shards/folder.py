@@ -145,7 +145,7 @@ class WebdatasetFolder:
 
         Raises:
             ConfigError: There is no such part.
-            DatasetFormatError: The split names a shard that the index does not know, or an index is damaged.
+            DatasetFormatError: The split names a shard that is not in the index, or an index is damaged.
             StorageError: A file cannot be read.
         """
         split = self.split

@@ -555,7 +555,7 @@ class ShardReader:
                     index.fetch(new)
                     if self.chooser is not None:
                         self.chooser.prepare(new)
-                    if index.source == "sqlite":  # which does not know the sizes of the shards: asked for together
+                    if index.source == "sqlite":  # which does not have the sizes of the shards: asked for together
                         self._coming = call_together(lambda number: self._open_file(number, -1), new)
 
     def runs(self, shard: int, sample: int, seed: int | None = None) -> tuple[RangeReader, Sequence[Run]]:

@@ -44,9 +44,10 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     """The hooks between the samples of a dataset and the batches of a task.
 
     Override the hooks that the task needs; a hook that is not overridden costs nothing. A hook may raise SkipSample to
-    drop its input. `cook_crude_sample`, `encode_sample`, `preencode_sample`, `batch`, `encode_batch` and
-    `pack_selected_samples` may be generator functions that yield any number of results. `restore_sample` needs hooks
-    that are marked with @stateless. Task encoders travel to worker processes, so their attributes must be picklable.
+    drop its input. `cook_crude_sample`, `encode_sample`, `preencode_sample`, `batch`, `encode_batch`,
+    `pack_selected_samples` and, without packing, `postencode_sample` may be generator functions that yield any number
+    of results. `restore_sample` needs hooks that are marked with @stateless. Task encoders travel to worker processes,
+    so their attributes must be picklable.
     """
 
     cookers: Sequence[Cooker[Any]] = ()

@@ -24,7 +24,7 @@ class PackedSequences:
     """int64[1, T] for each packed field, such as input_ids and labels."""
     position_ids: torch.Tensor
     """int64[1, T], from 0 in each sample. With multimodal positions of R rows, int64[1 + R, 1, T]: those from 0 first,
-    from which transformers finds where a sample ends."""
+    from which transformers finds where a sample ends. float32 if the positions have fractions (Qwen3-Omni)."""
     cu_seqlens: torch.Tensor
     """int32[m + 1]: where each sample begins, and the end. Padding of the row is a segment of its own, the last.
     That of samples to a multiple belongs to them, as in Transformer Engine's `cu_seqlens_padded`."""
@@ -72,8 +72,8 @@ def pack_sequences(
     Args:
         samples: At least one; dicts or objects with the fields.
         fields: Names of the fields that are packed: tensors, arrays or lists of one length per sample.
-        position_ids: Returns the positions of a sample's tokens: int64[n], or int64[R, n] for multimodal rotary
-            positions. By default 0, 1, 2, ...
+        position_ids: Returns the positions of a sample's tokens: integers or floats [n], or [R, n] for multimodal
+            rotary positions. By default 0, 1, 2, ...
         row_length: Tokens of the row, which is padded to it; None is the sum of the samples.
         multiple: Each sample is padded to a multiple of this, so that context-parallel ranks can cut it
             (`padding_multiple`). Plan packs with the same `PlannedPacks(multiple=...)`.
@@ -111,7 +111,8 @@ def pack_sequences(
         assert length is not None
         text_positions.append(torch.arange(length))
         if position_ids is not None:
-            made = torch.as_tensor(position_ids(sample), dtype=torch.int64)
+            made = torch.as_tensor(position_ids(sample))
+            made = made.to(torch.float32 if made.is_floating_point() else torch.int64)
             if made.shape[-1] != length:
                 raise DatasetError(f"Sample {number} of a pack has {length} tokens and {made.shape[-1]} positions.")
             positions.append(made.reshape(-1, length) if made.ndim > 1 else made)

@@ -133,7 +133,7 @@ class SequencePacker:
             refused.append((sample, f"The length function returned {length!r}; return a number of at least 0."))
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             refused.append((sample, f"The length function raised {type(error).__name__}: {error}."))
-        except Exception as error:  # damaged media, SkipSample, a failed device: the caller tells them apart
+        except Exception as error:  # damaged media, SkipSample, a failed device: the caller distinguishes them
             refused.append((sample, error))
         return -1
 

@@ -37,7 +37,7 @@ class LoaderProgress(Callback):
 
     def __init__(self, every_n_batches: int | None = None) -> None:
         if every_n_batches is not None and (not isinstance(every_n_batches, int) or every_n_batches < 1):
-            raise ConfigError(f"every_n_batches={every_n_batches!r} cannot be: give a whole number of at least 1.")
+            raise ConfigError(f"every_n_batches={every_n_batches!r} is invalid: give a whole number of at least 1.")
         self._wanted = every_n_batches
         self._every = 1
         self._window: _Window | None = None
@@ -106,7 +106,7 @@ class Curve:
     values: list[float] = field(default_factory=list)
     """Their values."""
     stride: int = 1
-    """One of so many points is kept."""
+    """Every `stride`-th point is kept."""
     seen: int = 0
     """Points that were added."""
 

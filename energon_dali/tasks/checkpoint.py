@@ -1,6 +1,6 @@
 """The checkpoints of the train command: read as data, a task out of one, and a run that continues from one.
 
-Messages say what is no checkpoint, and what a run does otherwise than the checkpoint that it continues from says.
+Messages say why a file is not a checkpoint, and where a run differs from the checkpoint that it continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load_task(
         instantiator: Makes the parts; None is HydraInstantiator().
 
     Raises:
-        ConfigError: There is no such file, it is no checkpoint of the train command, or a part cannot be made.
+        ConfigError: There is no such file, it is not a checkpoint of the train command, or a part cannot be made.
     """
     instantiator = instantiator or HydraInstantiator()
     content = read_checkpoint(checkpoint, device=device)
@@ -77,7 +77,7 @@ def read_checkpoint(path: str | Path, *, device: str | torch.device = "cpu", map
         map_file: Read tensors of the file when they are looked at, not now; device is "cpu".
 
     Raises:
-        ConfigError: There is no such file, or it is no such checkpoint.
+        ConfigError: There is no such file, or it is not such a checkpoint.
     """
     if not Path(path).is_file():
         found = "is a folder, and no file" if Path(path).is_dir() else "does not exist"

@@ -363,7 +363,7 @@ class TransformerDataModule(LightningDataModule):
         if cfg.virtual_epoch_length is not None:
             if cfg.virtual_epoch_length < 0:
                 raise ConfigError(
-                    f"virtual_epoch_length={cfg.virtual_epoch_length} cannot be: give a number of batches, 0 for "
+                    f"virtual_epoch_length={cfg.virtual_epoch_length} is invalid: give a number of batches, 0 for "
                     "epochs that never end, or None for one pass over the data."
                 )
             steps = dataset.global_batches

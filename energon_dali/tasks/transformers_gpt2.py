@@ -183,7 +183,7 @@ class TransformersGPT2(nn.Module):
         made = self.model.config
         if made.vocab_size < num_vocab or made.n_positions < num_positions:
             raise ConfigError(
-                f"The weights in {folder} know {made.vocab_size} tokens and {made.n_positions} positions, the "
+                f"The weights in {folder} are for {made.vocab_size} tokens and {made.n_positions} positions, the "
                 f"data has {num_vocab} and {num_positions}. Take their own tokenizer (tokenizer=autotokenizer), or a "
                 "smaller max_caption_tokens."
             )

@@ -36,7 +36,7 @@ _PICTURE_HEADERS = {"cache-control": "private, max-age=3600", "content-security-
 
 
 def create_app(site: Site, token: str) -> Guard:
-    """Returns the application: pages of a site, behind a guard.
+    """Returns the application: pages of a site, protected by a guard.
 
     Args:
         site: What is shown. It is closed when the application ends.

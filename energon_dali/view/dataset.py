@@ -87,10 +87,10 @@ class FolderDataset:
             """Names of the parts of the split; empty if there are none."""
         except (DatasetError, StorageError):  # the samples can be shown without it
             self.split_parts = ()
-        self.knows_image_sizes = self._knows_image_sizes()
+        self.has_image_sizes = self._has_image_sizes()
         """Whether the index has format, width and height of all images and videos."""
 
-    def _knows_image_sizes(self) -> bool:
+    def _has_image_sizes(self) -> bool:
         """Looks at three shards: reading the names of all would take long where there are thousands."""
         last = len(self.shard_names) - 1
         try:
@@ -297,7 +297,7 @@ class JsonlDataset:
         self.shard_starts = [0, self.num_samples]
         self.split_parts: tuple[str, ...] = ()
         self.identity = self.file.uuid
-        self.knows_image_sizes = False
+        self.has_image_sizes = False
         self._files = OpenFiles(_MOST_OPEN)
 
     def rows(self, split_part: str | None) -> Rows:

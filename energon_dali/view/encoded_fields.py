@@ -1,4 +1,4 @@
-"""Describes an encoded sample or batch for people: images, tokens beside text, numbers, and coloured strips.
+"""Describes an encoded sample or batch for people: images, tokens next to text, numbers, and coloured strips.
 
 Strips show where the samples of a pack begin and end, and which positions a mask selects; `templates/drawings.html`
 draws them.
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from energon_dali.decode.audio_front_ends import AudioInput
 from energon_dali.decode.front_ends.front_end import VisionInput
-from energon_dali.error_handlers import describe
 from energon_dali.plan.rng import Int64Array
+from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import attributes_of
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images, vision_images
 
@@ -221,7 +221,7 @@ class FieldDescriber:
             return ""
         try:
             return str(self._token_text(token))
-        except Exception:  # a number that the tokenizer does not know, such as a placeholder of an image
+        except Exception:  # a number without a token, such as a placeholder of an image
             return ""
 
 

@@ -115,7 +115,7 @@ class Scan:
     def cancel(self) -> None:
         """Ends the scan, and returns when its processes have ended. What is stored remains; `start` continues.
 
-        Processes that code of the dataset forked may stay, and keep the scan's threads waiting: they are left behind.
+        Processes that code of the dataset forked may stay, and keep threads of the scan waiting, which is ignored.
         """
         self._cancelled.set()  # the processes are killed; SQLite rolls back what is not committed
         thread = self._thread

@@ -214,7 +214,7 @@ def index_answers(dataset: ViewedDataset, wanted: SampleFilter) -> bool:
     fields = given_fields(wanted)
     if not fields <= _INDEX_FIELDS:
         return False
-    return not fields & _IMAGE_FIELDS or (dataset.knows_image_sizes and wanted.format in ("", *FORMATS))
+    return not fields & _IMAGE_FIELDS or (dataset.has_image_sizes and wanted.format in ("", *FORMATS))
 
 
 def search_shard(dataset: ViewedDataset, shard: int, start: int, stop: int, wanted: SampleFilter) -> Int64Array:

@@ -76,7 +76,7 @@ def sort_keys(dataset: ViewedDataset, scan: Scan, source: int) -> list[SortKey]:
         scan: The scan.
         source: Number of the dataset in it.
     """
-    origin: Literal["index", "scan"] = "index" if dataset.knows_image_sizes else "scan"
+    origin: Literal["index", "scan"] = "index" if dataset.has_image_sizes else "scan"
     found = [*_OF_INDEX, *(SortKey(name, label, origin, unit) for name, label, unit in _OF_IMAGES), *_ONLY_SCANNED]
     columns = [(file.description.encoder, place, file.names) for place, file in _measures(dataset)]
     for encoder, place, names in columns:
@@ -210,7 +210,7 @@ def _keys(dataset: ViewedDataset, shard: int, inside: Int64Array) -> list[bytes]
 
 
 def _of_shard(dataset: ViewedDataset, shard: int, key: SortKey) -> Float64Array:
-    """Returns a fact of all samples of a shard, NaN where the index does not know it."""
+    """Returns a fact of all samples of a shard, NaN where the index does not have it."""
     start, stop = dataset.shard_starts[shard], dataset.shard_starts[shard + 1]
     if key.name == "bytes":
         return dataset.sample_bytes(start, stop).astype(np.float64)

@@ -31,11 +31,11 @@ class ViewedPart:
     size: int
     """Size of its content in bytes."""
     format: str = ""
-    """Format by its header, "" if the index does not know it."""
+    """Format by its header, "" if the index does not have it."""
     width: int = 0
-    """Width in pixels; 0 if the index does not know it."""
+    """Width in pixels; 0 if the index does not have it."""
     height: int = 0
-    """Height in pixels; 0 if the index does not know it."""
+    """Height in pixels; 0 if the index does not have it."""
 
     @property
     def kind(self) -> ViewedKind:

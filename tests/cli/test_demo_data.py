@@ -37,7 +37,7 @@ def samples_of(folder: Path) -> list[energon_dali.CaptioningSample]:
 
 
 @pytest.mark.parametrize("photographs", [True, False], ids=["photographs", "drawn"])
-def test_it_makes_a_prepared_dataset_and_a_video(
+def test_it_makes_images_a_prepared_dataset_and_a_video(
     photographs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not photographs:
@@ -45,13 +45,18 @@ def test_it_makes_a_prepared_dataset_and_a_video(
     tmp_path /= "a:b"  # a path, not a URL
     output = make(tmp_path / "data", "--samples", "22")
     assert ("22 crops of photographs" if photographs else "22 drawn images") in output
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["captions", "video.mp4"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["captions", "photos", "video.mp4"]
 
     samples = samples_of(tmp_path / "data")
     assert len({sample.__key__ for sample in samples}) == len(samples) == 22
     assert all(sample.image.shape[0] == 3 and min(sample.image.shape[1:]) >= 200 for sample in samples)
     assert all(len(sample.caption) > 10 for sample in samples)
     assert min(float(sample.image.float().std()) for sample in samples) > 0.01
+
+    files = [file for file in (tmp_path / "data" / "photos").rglob("*.*") if file.is_file()]
+    assert sorted(file.stem for file in files) == sorted(sample.__key__ for sample in samples)
+    classes = {"astronaut", "cat", "coffee", "flower", "rocket", "temple"}
+    assert {file.parent.name for file in files} == (classes if photographs else {"circle", "square", "triangle"})
 
     with av.open(str(tmp_path / "data" / "video.mp4")) as video:
         assert sum(1 for _ in video.decode(video=0)) == 250
@@ -79,7 +84,9 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "captions").mkdir()
     (tmp_path / "captions" / "mine.txt").write_text("mine")
     (tmp_path / "video.mp4").write_bytes(b"mine")
+    (tmp_path / "photos").mkdir()
     output = make(tmp_path)
-    assert output.count("already exists") == 2
+    assert output.count("already exists") == 3
+    assert not list((tmp_path / "photos").iterdir())
     assert [path.name for path in (tmp_path / "captions").iterdir()] == ["mine.txt"]
     assert (tmp_path / "video.mp4").read_bytes() == b"mine"

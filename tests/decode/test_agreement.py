@@ -1,4 +1,4 @@
-"""PIL's `load` decides which images are damaged, and every route agrees (docs/decoders.md)."""
+"""PIL's `load` decides which images are damaged, and every route agrees (docs/damaged-images.md)."""
 
 from __future__ import annotations
 

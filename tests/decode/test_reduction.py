@@ -39,7 +39,7 @@ from tests.decode.sample_images import encode, exif, photograph, sample_images, 
 BIG = photograph("china", (803, 541))
 """Neither side is a multiple of 8."""
 LEAST_PSNR = {"fast": 38.0, "fastest": 33.0}
-"""Of the results of this module, compared with "exact", in dB. docs/decoders.md has the table for photographs."""
+"""Of the results of this module, compared with "exact", in dB. docs/decode-scale.md has the table for photographs."""
 
 
 def handle(data: bytes, *operations: Any, seed: int = 0, **options: Any) -> MediaHandle:

@@ -1,4 +1,4 @@
-"""Writes what the GPU tests observe to one JSON file, the source of docs/gpu.md."""
+"""Writes what the GPU tests observe to one JSON file, the source of docs/gpu-evidence.md."""
 
 from __future__ import annotations
 

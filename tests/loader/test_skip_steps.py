@@ -228,7 +228,7 @@ def test_a_batch_size_changes_only_after_the_range(data: Path) -> None:
 def test_mistakes_are_named(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     one: Any = loader(data / "a")
     for first, stop in ((5, 5), (-1, 3), (2.0, 3), (9, 3)):
-        with pytest.raises(ConfigError, match="names no range of steps"):
+        with pytest.raises(ConfigError, match="is not a range of steps"):
             one.skip_steps(first, stop)
     with pytest.raises(ConfigError, match="by='guess' is unknown"):
         one.skip_steps(1, 2, by="guess")

@@ -172,7 +172,7 @@ def test_fit_warns_of_terms_that_always_change_together() -> None:
     terms = measured()
     terms[..., :3] = 0
     terms[..., 4] = 3 * terms[..., 3]
-    with pytest.warns(UserWarning, match=r"cannot be told apart.*: squares of tokens, tokens\."):
+    with pytest.warns(UserWarning, match=r"cannot be separated.*: squares of tokens, tokens\."):
         fit_cost(terms, terms @ TRUE)
 
 

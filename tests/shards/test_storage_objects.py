@@ -177,7 +177,7 @@ def test_an_object_of_another_size_is_an_error(s3: S3Server) -> None:
 
 
 def test_wrong_names_are_errors() -> None:
-    with pytest.raises(StorageError, match="names no bucket"):
+    with pytest.raises(StorageError, match="has no bucket"):
         StoragePath.of("s3:///x").read_bytes()
     with pytest.raises(StorageError, match=r"s3://nowhere/x.*there is no bucket s3://nowhere"):
         StoragePath.of("s3://nowhere/x").read_bytes()

@@ -53,9 +53,10 @@ class ShardCache:
 
     Args:
         path: Folder on a local disk. The cache creates its own folder inside, which only this user can read.
-        max_bytes: Most bytes on disk, of all processes together: a number, or text such as "500GB" or "1TiB".
+        max_bytes: Most bytes on disk, of all processes together: a number, or text such as "500GB" or "1TiB". Cost: as
+            much disk.
         block_bytes: Size of a block, 64 KiB to 64 MiB; None is 4 MiB, less for small caches. An existing cache keeps
-            the size that it has.
+            the size that it has. Cost: larger blocks fetch more than scattered reads want.
         cache_local: Also cache shards with local paths, such as those on NFS or Lustre.
 
     Raises:

@@ -5,10 +5,25 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, FeatureDtype
+from energon_dali.decode.audio_front_ends.clap import Clap
+from energon_dali.decode.audio_front_ends.codecs import (
+    Dac,
+    Dia,
+    Encodec,
+    Gemma4Unified,
+    KyutaiSpeechToText,
+    MuseSpark,
+    PeAudio,
+    VibeVoice,
+)
 from energon_dali.decode.audio_front_ends.granite_speech import GraniteSpeech
+from energon_dali.decode.audio_front_ends.kaldi_features import AudioSpectrogramTransformer, SeamlessM4T, Speech2Text
 from energon_dali.decode.audio_front_ends.kaldi_frames import Lasr, Phi4MultimodalAudio
 from energon_dali.decode.audio_front_ends.nemo import CohereAsr, NemotronAsr, Parakeet
 from energon_dali.decode.audio_front_ends.speech_llm import AudioFlamingo3, GlmAsr, Qwen2Audio, Qwen3Omni, Voxtral
+from energon_dali.decode.audio_front_ends.usm import Gemma3n, Gemma4
+from energon_dali.decode.audio_front_ends.vocoders import Clvp, SpeechT5Target, UnivNet
+from energon_dali.decode.audio_front_ends.wav2vec2 import SpeechT5, Wav2Vec2
 from energon_dali.decode.audio_front_ends.whisper import Whisper
 from energon_dali.decode.audio_front_ends.whisper_relatives import Dots3Note, Qwen3Asr, VoxtralRealtime
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
@@ -24,6 +39,25 @@ AUDIO_FAMILIES: tuple[type[AudioFrontEnd], ...] = (
     AudioFlamingo3,
     GlmAsr,
     Voxtral,
+    Gemma3n,
+    Gemma4,
+    Gemma4Unified,
+    Wav2Vec2,
+    SeamlessM4T,
+    Clap,
+    AudioSpectrogramTransformer,
+    Speech2Text,
+    SpeechT5,
+    SpeechT5Target,
+    Encodec,
+    KyutaiSpeechToText,
+    Dac,
+    Dia,
+    PeAudio,
+    MuseSpark,
+    VibeVoice,
+    UnivNet,
+    Clvp,
     VoxtralRealtime,
     Qwen3Asr,
     Dots3Note,

@@ -53,7 +53,8 @@ class ClipAudio:
     A stream that ends inside a clip is always padded with silence; `Clips.audio_timestamps` says where it ends."""
     exact: bool = True
     """Samples equal slices of the whole audio bit for bit. Where a decoder generates noise (AAC of many encoders), this
-    takes all of the audio before a clip. False decodes from at most one second before it, and that noise differs."""
+    takes all of the audio before a clip. False decodes from at most one second before it, and that noise differs. Cost:
+    where noise is generated, decoding all of the audio before a clip."""
     features: LogMel | None = None
     """Makes features of the audio, which the clips then have in place of it (`Clips.audio_features`). The audio is
     mono, at the rate of the features."""
@@ -121,28 +122,30 @@ class VideoClips:
     sampling: ClipSampling = "uniform"
     """Where clips start. "uniform": at equal distances, the first at the start of the video, the last ending with it; a
     single clip is the first. "random": anywhere that they fit, in order of time, drawn from (seed, sample, epoch).
-    "at": at the seconds of `at`."""
+    "at": at the seconds of `at`. Cost: clips at any place decode from the key frame before them."""
     at: tuple[float, ...] | StartChooser = ()
     """With sampling="at", where each clip starts: presentation times in seconds, or a function of yours that returns
     them for a video (`StartChooser`). It is called before anything of a file with a media index is read, and again when
     the file is decoded. A clip that starts outside the video is a DecodeError."""
     size: tuple[int, int] | int | None = None
-    """(width, height) of the result; a single number for its shorter side; None keeps the video's. Bilinear."""
+    """(width, height) of the result; a single number for its shorter side; None keeps the video's. Bilinear. Cost: less
+    memory, the smaller it is; the frames are decoded at their own size."""
     dtype: ClipDtype = "uint8"
-    """Type of the frames; floats are level / 255."""
+    """Type of the frames; floats are level / 255. Cost: memory of 1, 2 or 4 bytes per value."""
     layout: ClipLayout = "FCHW"
     """Order of a clip's axes: frames, channels, height, width; or channels last."""
     audio: bool | ClipAudio = False
-    """Whether clips have audio, and in which form."""
+    """Whether clips have audio, and in which form. Cost: decoding the audio of the clips; see `exact` of
+    `ClipAudio`."""
     short: ShortClip = "repeat"
     """What happens if a clip reaches past the end of its video: "repeat" repeats the last frame, as its timestamps
     show; "error" is a DecodeError."""
     damaged: DamagedVideo = "error"
     """What happens if parts of a file cannot be decoded: "error" is a DecodeError if a clip needs such a frame;
-    "partial" treats the frames (and the audio) that can be decoded as the whole video, which costs one full decode of
-    each file with PyAV."""
+    "partial" treats the frames (and the audio) that can be decoded as the whole video. Cost: with "partial", one full
+    decode of each file with PyAV."""
     apply_rotation: bool = False
-    """Rotates frames upright as the file says (multiples of 90 degrees), with PyAV. Costs decoding the first frame."""
+    """Rotates frames upright as the file says (multiples of 90 degrees), with PyAV. Cost: decoding the first frame."""
     front_end: VideoFrontEnd | None = None
     """Chooses the frames and makes of them what a vision-language model takes: a VideoInput instead of `Clips`. Hooks
     before decoding see handles that know their `num_tokens`. Goes with `damaged` and `apply_rotation` alone."""

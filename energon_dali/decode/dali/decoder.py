@@ -64,21 +64,24 @@ class DaliDecoder(MediaDecoder):
 
     Args:
         image_decode_device: "auto" (a GPU if there is one, else the CPU, and PIL where that is faster: the module
-            `thresholds`), "cpu", "gpu" (torch's current one) or an ordinal.
+            `thresholds`), "cpu", "gpu" (torch's current one) or an ordinal. Cost: a GPU decodes next to the model, and
+            takes memory of it; the CPU needs cores (docs/gpu.md).
         video_decode_device: Likewise for clips of videos. "auto" takes the fastest choice for each video; PyAV is one
             of the choices.
         video_backend: The library that decodes clips: "auto", "dali", "pyav", "torchcodec" or "pynvvideocodec". What
-            it does not decode correctly, PyAV decodes in the workers. docs/decoders.md#video-backends.
+            it does not decode correctly, PyAV decodes in the workers. docs/video-backends.md.
         num_threads: CPU threads of a pipeline. None means the cores of the rank, its share of the host's, at most 32 on
             the CPU. On a GPU it means half of them, at most 8 for images and 16 for videos; formats that CPU threads
-            decode (PNG, BMP, PNM) get all, at most 16. `energon-dali doctor` shows them.
-        max_batch_size: Most images per run; larger blocks are split.
+            decode (PNG, BMP, PNM) get all, at most 16. `energon-dali doctor` shows them. Cost: cores that workers and
+            the trainer do not have.
+        max_batch_size: Most images per run; larger blocks are split. Cost: memory for the images of a run.
         feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
-            where the order of the dataset allows it.
+            where the order of the dataset allows it. Cost: "native" needs parallel_shard_iters=1 and takes no front
+            end.
         gpu_memory_budget_bytes: Most memory of the images in flight on a GPU with feed="block"; None is 8 GiB. It does
-            not include decoded batches that wait for the trainer or that the trainer holds.
+            not include decoded batches that wait for the trainer or that the trainer holds. Cost: memory of the GPU up
+            to that size; less makes decoding wait.
         tuning: Settings of DALI that change only speed and memory.
-        **options: The options of `MediaDecoder`.
 
     Raises:
         ConfigError: An option, or a combination of options, cannot work.
@@ -110,7 +113,7 @@ class DaliDecoder(MediaDecoder):
         if feed == "native" and self.spec.front_end is not None:
             raise ConfigError(
                 f'feed="native" was given with front_end={type(self.spec.front_end).__name__}(...). DALI then decodes '
-                "while it reads the shards, and does not know front ends, which take images from blocks. Leave feed "
+                "while it reads the shards, without front ends, which take images from blocks. Leave feed "
                 "out, or leave front_end out and run the processor in encode_sample."
             )
         for name, value in (

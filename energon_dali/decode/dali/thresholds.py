@@ -1,7 +1,7 @@
 """The sizes for which DALI is faster than PIL and PyAV: the one table that "auto" uses.
 
 `python -m benchmarks.tuning --only images clips` measures both sides and prints the entries of this table
-(docs/gpu.md shows the figures). An option that names a device ("cpu", "gpu", 0) ignores the table.
+(docs/dali-crossover.md shows the figures). An option that names a device ("cpu", "gpu", 0) ignores the table.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CLIPS: dict[Kind, dict[str, Threshold]] = {
 PREFERRED_BACKENDS: dict[Kind, tuple[BackendName, ...]] = {"cpu": ("dali",), "gpu": ("dali",)}
 """Which backends "auto" takes for clips beyond their threshold: the first that is installed and decodes the video
 correctly, and PyAV if none does. Only what was measured to be faster on a host belongs here: nothing but DALI was
-planned for a GPU so far, and on the CPU PyAV takes less time than torchcodec (docs/decoders.md#video-backends)."""
+planned for a GPU so far, and on the CPU PyAV takes less time than torchcodec (docs/video-backends.md)."""
 
 
 def prefers_dali_image(format: str, width: int, height: int, kind: Kind) -> bool:

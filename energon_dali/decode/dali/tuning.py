@@ -32,25 +32,30 @@ class DaliTuning:
     cores decode the rest, and all progressive files. Engine and cores round differently, and which of them gets a file
     depends on its block: with 0 or 1 a file has the same pixels in every block."""
     preallocate_width_hint: int = 0
-    """Width in pixels of the largest image, for which the JPEG engine allocates memory once; 0 lets it grow."""
+    """Width in pixels of the largest image, for which the JPEG engine allocates memory once; 0 lets it grow. Cost:
+    memory of the GPU for an image of that size."""
     preallocate_height_hint: int = 0
-    """Height in pixels of the largest image, likewise."""
+    """Height in pixels of the largest image, likewise. Cost: likewise."""
     device_memory_padding: int = 16 << 20
-    """Bytes of GPU memory that each CPU thread of a pipeline allocates at the start."""
+    """Bytes of GPU memory that each CPU thread of a pipeline allocates at the start. Cost: that much memory of the GPU
+    per thread."""
     host_memory_padding: int = 8 << 20
-    """Bytes of page-locked memory that each CPU thread of a pipeline allocates at the start, twice."""
+    """Bytes of page-locked memory that each CPU thread of a pipeline allocates at the start, twice. Cost: twice that
+    much memory per thread."""
     hybrid_huffman_threshold: int = 1_000_000
     """Smallest number of pixels for which an image that the JPEG engine does not take is entropy-decoded on the GPU
     instead of the CPU."""
     jpeg_fancy_upsampling: bool = True
     """Whether the chroma of JPEGs is interpolated, as on the CPU; DALI's default repeats pixels."""
     runs_in_flight: int = 2
-    """Runs given to DALI at a time. With one, DALI waits while Python takes the outputs of the run before."""
+    """Runs given to DALI at a time. With one, DALI waits while Python takes the outputs of the run before. Cost: memory
+    for a run each."""
 
     copies_to_torch: bool = False
     """Whether results on a GPU are copied into memory of torch's allocator. Without the copy, DALI waits for the whole
     device when it frees the memory of a tensor that was dropped, which breaks a CUDA graph that is being captured
-    (`torch.cuda.graph`, `torch.compile(mode="reduce-overhead")`). A decode process does without the copy."""
+    (`torch.cuda.graph`, `torch.compile(mode="reduce-overhead")`). A decode process does without the copy. Cost: a copy
+    within the memory of the GPU."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.copies_to_torch, bool):

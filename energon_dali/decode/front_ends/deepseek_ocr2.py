@@ -26,11 +26,59 @@ _GRAY = (127, 127, 127)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekOcr2(FrontEnd):
+class SquareAndTiles(FrontEnd):
+    """A square with the whole image, and tiles of another size. `layout.grid` is (rows, columns) of tiles.
+
+    Values: dtype[1, 3, pixels]: those of the square, then those of the tiles row by row; `batch_vision` separates them.
+    """
+
+    tile_size: int
+    """Pixels of a tile's side."""
+
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_values_local", "num_local_patches")
+
+    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        parts = [self._flat(cut_tiles(canvas, *view.tile_size)) for view, canvas in self.canvases(pixels, layout)]
+        return torch.cat(parts, -1)[None]
+
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        made = self.canvases(Pixels(tensor=pixels), layout)
+        parts = [self._flat(cut_tiles(canvas, *view.tile_size)) for view, canvas in made]
+        return torch.cat(parts, -1)[:, None]
+
+    @staticmethod
+    def _flat(tiles: torch.Tensor) -> torch.Tensor:
+        """Returns uint8[..., 3, tiles * pixels] of uint8[..., tiles, 3, pixels]."""
+        return tiles.transpose(-3, -2).flatten(-2)
+
+    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
+        return tuple(pixels.shape)
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        images = [image for sample in samples for image in sample]
+        squares, tiles = [], []
+        for image in images:
+            values: Any = image.values[0]
+            side = next(view.canvas_size for view in image.layout.views if view.emitted)
+            squares.append(values[:, : side[0] * side[1]].unflatten(-1, side))
+            rest = values[:, side[0] * side[1] :]
+            tiles.append(rest.unflatten(-1, (-1, self.tile_size, self.tile_size)).transpose(0, 1))
+        counts = [math.prod(image.layout.grid) for image in images]
+        batch = {"pixel_values": torch.stack(squares), "num_local_patches": torch.tensor(counts, dtype=torch.int64)}
+        return {**batch, "pixel_values_local": torch.cat(tiles)} if any(counts) else batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekOcr2(SquareAndTiles):
     """Fits an image into a square with gray around it, and resizes a large one to a grid of tiles too.
 
-    `layout.grid` is (rows, columns) of tiles, (0, 0) for an image that is not larger than one. Values: dtype[1, 3,
-    pixels]: those of the square, then those of the tiles row by row; `batch_vision` separates them.
+    `layout.grid` is (0, 0) for an image that is not larger than a tile.
     """
 
     side: int = 1024
@@ -53,7 +101,6 @@ class DeepseekOcr2(FrontEnd):
 
     family: ClassVar[str] = "deepseek_ocr2"
     processors: ClassVar[tuple[str, ...]] = ("DeepseekOcr2ImageProcessor",)
-    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_values_local", "num_local_patches")
     unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"do_resize"}
 
     @classmethod
@@ -103,39 +150,3 @@ class DeepseekOcr2(FrontEnd):
 
     def _tokens(self, side: int) -> int:
         return math.ceil(side / self.patch_size / self.downsample_ratio) ** 2
-
-    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
-        import torch
-
-        parts = [self._flat(cut_tiles(canvas, *view.tile_size)) for view, canvas in self.canvases(pixels, layout)]
-        return torch.cat(parts, -1)[None]
-
-    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
-        import torch
-
-        made = self.canvases(Pixels(tensor=pixels), layout)
-        parts = [self._flat(cut_tiles(canvas, *view.tile_size)) for view, canvas in made]
-        return torch.cat(parts, -1)[:, None]
-
-    @staticmethod
-    def _flat(tiles: torch.Tensor) -> torch.Tensor:
-        """Returns uint8[..., 3, tiles * pixels] of uint8[..., tiles, 3, pixels]."""
-        return tiles.transpose(-3, -2).flatten(-2)
-
-    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
-        return tuple(pixels.shape)
-
-    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
-
-        images = [image for sample in samples for image in sample]
-        squares, tiles = [], []
-        for image in images:
-            values: Any = image.values[0]
-            side = image.layout.views[0].canvas_size
-            squares.append(values[:, : side[0] * side[1]].unflatten(-1, side))
-            rest = values[:, side[0] * side[1] :]
-            tiles.append(rest.unflatten(-1, (-1, self.tile_size, self.tile_size)).transpose(0, 1))
-        counts = [math.prod(image.layout.grid) for image in images]
-        batch = {"pixel_values": torch.stack(squares), "num_local_patches": torch.tensor(counts, dtype=torch.int64)}
-        return {**batch, "pixel_values_local": torch.cat(tiles)} if any(counts) else batch

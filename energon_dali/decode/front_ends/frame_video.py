@@ -16,6 +16,7 @@ from energon_dali.decode.front_ends.layout import VideoLayout, View
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen_video import frames_at_steps
 from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.decode.front_ends.video_front_end import (
     VideoFrontEnd,
     frame_sampling,
@@ -57,10 +58,9 @@ class FrameVideo(VideoFrontEnd):
         return VideoLayout(height, width, (view,), self.tokens(len(frames)), (len(frames),), frames, total, fps)
 
     def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
-        import torch
 
         height, width = layout.views[0].canvas_size
-        values = torch.empty((len(frames), 3, height, width), dtype=self.torch_dtype, device=frames.device)
+        values = empty_values((len(frames), 3, height, width), self.torch_dtype, frames.device)
         if frames.is_cuda:
             count = frames_at_once(frames, layout)
             parts = frames.split(count), values.split(count)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
 from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
+from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -337,9 +338,7 @@ class FrontEnd(ProcessorFamily):
             By default dtype[tiles, 3, height, width].
         """
         if out is None:
-            import torch
-
-            out = torch.empty(self.values_shape(pixels, layout), dtype=self.torch_dtype, device=pixels.device)
+            out = empty_values(self.values_shape(pixels, layout), self.torch_dtype, pixels.device)
         self.write_values(pixels, layout, out)
         return out
 
@@ -367,7 +366,7 @@ class FrontEnd(ProcessorFamily):
         shapes = [self.values_shape(image.pixels, image.layout) for image in images]
         total = sum(shape[0] for shape in shapes)
         first = images[0]
-        out = torch.empty((total, *shapes[0][1:]), dtype=self.torch_dtype, device=first.pixels.device)
+        out = empty_values((total, *shapes[0][1:]), self.torch_dtype, first.pixels.device)
         alike = first.pixels.is_cuda and first.front_end.fill is not None
         if alike and len(images) > 1 and all(image.front_end == first.front_end for image in images):
             # Two kernels for all images: the values of bytes do not depend on the layout.

@@ -13,6 +13,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import DecodeError
 
 
@@ -124,7 +125,7 @@ class Idefics2(FrontEnd):
         height, width = max(side[0] for side in sides), max(side[1] for side in sides)
         counts = [sum(image.rows for image in sample) for sample in samples]
         shape = (len(samples), max(counts), 3, height, width)
-        values = torch.zeros(shape, dtype=self.torch_dtype, device=inputs[0].pixels.device)
+        values = zero_values(shape, self.torch_dtype, inputs[0].pixels.device)
         mask = torch.zeros((*shape[:2], height, width), dtype=torch.int64, device=values.device)
         for number, sample in enumerate(samples):
             start = 0

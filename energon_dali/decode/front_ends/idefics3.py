@@ -13,6 +13,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import DecodeError
 
 _LONGEST_EDGE = 4096
@@ -132,7 +133,7 @@ class Idefics3(FrontEnd):
         counts = [sum(image.rows for image in sample) for sample in samples]
         device = next(image.pixels.device for sample in samples for image in sample)
         shape = (len(samples), max(counts), 3, self.tile_size, self.tile_size)
-        values = torch.zeros(shape, dtype=self.torch_dtype, device=device)
+        values = zero_values(shape, self.torch_dtype, device)
         mask = torch.zeros((*shape[:2], *shape[3:]), dtype=torch.int64, device=device)
         for number, sample in enumerate(samples):
             start = 0

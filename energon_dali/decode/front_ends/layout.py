@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from energon_dali.decode.front_ends.resampling import Filter
 
@@ -98,6 +98,14 @@ class VideoLayout(ImageLayout):
     """Frames of the whole video."""
     fps: float = 1.0
     """Frames per second of the whole video, on average."""
+
+    def with_tokens(self, num_tokens: int) -> VideoLayout:
+        """Returns the same with another number of tokens.
+
+        Args:
+            num_tokens: Tokens of the video in the text.
+        """
+        return replace(self, num_tokens=num_tokens)
 
     @property
     def frame_seconds(self) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, cropp
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import LARGEST_SIDE, ProcessorConfig, is_integer
+from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -108,13 +109,11 @@ class AnyResolution(FrontEnd):
 
     def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor | list[torch.Tensor]:
         """Returns dtype[images, tiles, 3, height, width], or one tensor per image."""
-        import torch
-
         most = max(image.rows for image in images)
         if not self.pads_batch and any(image.rows != most for image in images):
             return [image.values for image in images]
         tile = self.values_shape(images[0].pixels, images[0].layout)[1:]
-        stacked = torch.empty((len(images), most, *tile), dtype=self.torch_dtype, device=images[0].pixels.device)
+        stacked = empty_values((len(images), most, *tile), self.torch_dtype, images[0].pixels.device)
         for image, tiles in zip(images, stacked, strict=True):
             image.front_end.finish(image.pixels, image.layout, tiles[: image.rows])
             tiles[image.rows :] = 0
@@ -211,14 +210,9 @@ def take_resolution_fields(
             raise config.error(f"do_center_crop=True needs a height and a width, and crop_size={crop_size}")
         crop = (crop_size["height"], crop_size["width"])
     resizes = config.take_flag("do_resize", True)
-    given = config.take("image_grid_pinpoints", resolutions)
-    canvases = _pairs(given)
-    if canvases is None:
-        allowed = f"a list of [height, width], whole numbers between 1 and {LARGEST_SIDE:,}"
-        raise config.invalid("image_grid_pinpoints", given, allowed)
     return {
         **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
-        "resolutions": canvases,
+        "resolutions": take_resolutions(config, "image_grid_pinpoints", resolutions),
         "overview": overview,
         "cut": cut,
         "size": pair if resizes else None,
@@ -227,6 +221,24 @@ def take_resolution_fields(
         "pads_batch": config.take_flag("do_pad", True),
         "image_token": config.outer_text("image_token", AnyResolution.image_token),
     }
+
+
+def take_resolutions(config: ProcessorConfig, name: str, default: Any) -> tuple[tuple[int, int], ...]:
+    """Returns a list of (height, width) of canvases.
+
+    Args:
+        config: Of the processor.
+        name: Of the list.
+        default: If the configuration does not have it.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    given = config.take(name, default)
+    canvases = _pairs(given)
+    if canvases is None:
+        raise config.invalid(name, given, f"a list of [height, width], whole numbers between 1 and {LARGEST_SIDE:,}")
+    return canvases
 
 
 def _pairs(given: Any) -> tuple[tuple[int, int], ...] | None:

@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Mllama(FrontEnd):
         device = next(image.pixels.device for sample in samples for image in sample)
         shape = (len(samples), max(map(len, samples)))
         tiles_shape = (*shape, self.max_tiles, 3, self.tile_size, self.tile_size)
-        values = torch.zeros(tiles_shape, dtype=self.torch_dtype, device=device)
+        values = zero_values(tiles_shape, self.torch_dtype, device)
         ids = torch.zeros(shape, dtype=torch.int64)
         mask = torch.zeros((*shape, self.max_tiles), dtype=torch.int64)
         mask[:, :, 0] = 1  # also of images that are missing, as in the processor

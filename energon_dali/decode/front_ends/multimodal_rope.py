@@ -1,4 +1,4 @@
-"""Rotary positions of text, images and videos in time, height and width, as Qwen-VL and GLM-4V compute them."""
+"""Rotary positions of text and media in time, height and width, as Qwen-VL, GLM-4V and Qwen-Omni compute them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
+from energon_dali.decode.front_ends.omni_positions import AUDIO, OmniClock
 from energon_dali.decode.front_ends.processor_config import read_json_object
 from energon_dali.errors import ConfigError
 
@@ -20,6 +21,9 @@ _TEXT, _IMAGE, _VIDEO = 0, 1, 2
 _WITHOUT_TIMES = ("qwen2_vl", "qwen2_5_vl")
 _WITH_TIMES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")
 """Types of models whose text has the time of each temporal patch between the patches."""
+_OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
+"""Types of models that also take audio."""
+_OMNI_MEDIA = ("image", "video", "audio")
 
 
 @explain_call
@@ -53,6 +57,8 @@ class MultimodalRope:
     """Id of the token that begins a video whose tokens are `image_token_id`; None if they are `video_token_id`."""
     video_end_id: int | None = None
     """Id of the token that ends it."""
+    clock: OmniClock | None = None
+    """How a model that takes audio counts time (Qwen-Omni); None for others."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.spatial_merge_size, int) or self.spatial_merge_size < 1:
@@ -71,14 +77,17 @@ class MultimodalRope:
                 or of the folder that has it.
 
         Raises:
-            ConfigError: The model is not one of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V.
+            ConfigError: The model is not one of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4V and Qwen-Omni.
         """
         values = _config_values(config)
         kind = values.get("model_type")
+        if str(kind).removesuffix("_thinker") in _OMNI:
+            return cls._of_omni(values.get("thinker_config") or values, str(kind).removesuffix("_thinker"))
         if kind not in (*_WITHOUT_TIMES, *_WITH_TIMES):
+            covered = ", ".join((*_WITHOUT_TIMES, *_WITH_TIMES, *_OMNI))
             raise ConfigError(
-                f"model_type={kind!r} has no multimodal rotary positions here. Covered are "
-                f"{', '.join((*_WITHOUT_TIMES, *_WITH_TIMES))}. Give the config of the whole model, not of its parts."
+                f"model_type={kind!r} has no multimodal rotary positions here. Covered are {covered}. Give the config "
+                "of the whole model, not of its parts."
             )
         vision = values.get("vision_config") or {}
         is_glm = str(kind).startswith("glm")
@@ -92,8 +101,24 @@ class MultimodalRope:
             video_end_id=values["video_end_token_id"] if is_glm else None,
         )
 
+    @classmethod
+    def _of_omni(cls, values: Mapping[str, Any], kind: str) -> MultimodalRope:
+        ids = {name: values.get(f"{name}_token_id", values.get(f"{name}_token_index")) for name in _OMNI_MEDIA}
+        vision = values.get("vision_config") or {}
+        clock = OmniClock(
+            audio_token_id=ids["audio"],
+            positions_per_second=values.get("position_id_per_seconds", 25),
+            is_fractional=kind.startswith("qwen3"),
+        )
+        return cls(
+            image_token_id=ids["image"],
+            video_token_id=ids["video"],
+            spatial_merge_size=vision.get("spatial_merge_size", 2),
+            clock=clock,
+        )
+
     def token_types(self, input_ids: Any) -> Any:
-        """Returns 0 for each token of text, 1 for those of images and 2 for those of videos (`mm_token_type_ids`).
+        """Returns 0 for each token of text, and 1, 2 or 3 for those of images, videos and audio (`mm_token_type_ids`).
 
         Args:
             input_ids: Integers [length] or [batch, length], of numpy or torch, or a list.
@@ -121,7 +146,7 @@ class MultimodalRope:
             input_ids: Integers [length] or [batch, length], of numpy or torch, or a list; with placeholders expanded.
             image_grid_thw: Integers [images, 3], in the order of the text: frames, rows and columns of patches.
             video_grid_thw: Integers [videos, 3], likewise.
-            second_per_grid_ts: Seconds of a temporal patch, [videos], for models with `tokens_per_second`; None is 1.
+            second_per_grid_ts: Seconds of a temporal patch, [videos], for models that count seconds; None is 1.
             attention_mask: Of the shape of input_ids; tokens where it is 0 have position 0 and do not count.
             cu_seqlens: For a pack [length]: where samples start and the last one ends, [samples + 1]. Positions start
                 at 0 in each.
@@ -129,7 +154,8 @@ class MultimodalRope:
 
         Returns:
             (position_ids, deltas). position_ids: int64 [3, length] or [3, batch, length]: time, height, width. deltas:
-            int64 [samples] or [batch, 1]: largest position + 1 - tokens, by which generated text continues.
+            int64 [samples] or [batch, 1]: largest position + 1 - tokens, by which generated text continues. Both are
+            float32 for Qwen3-Omni, whose times have fractions.
 
         Raises:
             ConfigError: The grids do not fit the tokens, or `cu_seqlens` does not fit the pack.
@@ -140,7 +166,8 @@ class MultimodalRope:
         kept = None if attention_mask is None else _as_array(attention_mask).reshape(rows.shape) != 0
         edges = _edges(cu_seqlens, ids)
         grids = _Grids(self, image_grid_thw, video_grid_thw, second_per_grid_ts)
-        positions = np.zeros((3, *rows.shape), np.int64)
+        dtype = np.int64 if self.clock is None else self.clock.dtype
+        positions = np.zeros((3, *rows.shape), dtype)
         deltas = []
         for row in range(len(rows)):
             for start, stop in pairwise(edges):
@@ -149,9 +176,9 @@ class MultimodalRope:
                 of_part = self._types(part) if types is None else types[row, start:stop][mask]
                 found = self._positions(of_part, grids)
                 positions[:, row, start:stop][:, mask] = found
-                deltas.append(int(found.max()) + 1 - len(part) if len(part) else 0)
+                deltas.append(found.max() + dtype(1) - dtype(len(part)) if len(part) else dtype(0))
         grids.finish()
-        shaped = np.array(deltas, np.int64)
+        shaped = np.array(deltas, dtype)
         if ids.ndim == 1:
             return _like(positions[:, 0], input_ids), _like(shaped, input_ids)
         return _like(positions, input_ids), _like(shaped[:, None], input_ids)
@@ -162,14 +189,18 @@ class MultimodalRope:
         if self.video_start_id is None:
             types[is_image] = _IMAGE
             types[ids == self.video_token_id] = _VIDEO
+            if self.clock is not None:
+                types[ids == self.clock.audio_token_id] = AUDIO
             return types
         started = np.cumsum(ids == self.video_start_id, axis=-1)
         ended = np.cumsum(ids == self.video_end_id, axis=-1)
         types[is_image] = np.where(started > ended, _VIDEO, _IMAGE)[is_image]
         return types
 
-    def _positions(self, types: NDArray[Any], grids: _Grids) -> Int64s:
-        """Returns int64[3, n] for the token types [n] of one sample."""
+    def _positions(self, types: NDArray[Any], grids: _Grids) -> NDArray[Any]:
+        """Returns [3, n] for the token types [n] of one sample."""
+        if self.clock is not None:
+            return self.clock.positions(types, grids.take)
         borders = np.flatnonzero(np.diff(types)) + 1
         edges = [0, *borders.tolist(), len(types)] if len(types) else [0]
         pieces: list[Int64s] = []
@@ -195,7 +226,7 @@ class _Grids:
     def __init__(self, rope: MultimodalRope, images: Any, videos: Any, seconds: Any) -> None:
         self._merge = rope.spatial_merge_size
         self._times_in_text = rope.times_in_text
-        intervals = _intervals(rope.tokens_per_second, seconds)
+        intervals = _intervals(rope.tokens_per_second, seconds) if rope.clock is None else _seconds(seconds)
         self._left: dict[int, Iterator[tuple[int, int, int, Any]]] = {
             _IMAGE: self._merged(images, None),
             _VIDEO: self._merged(videos, intervals),
@@ -209,7 +240,9 @@ class _Grids:
         """
         noun = {_IMAGE: "image", _VIDEO: "video"}.get(kind)
         if noun is None:
-            raise ConfigError(f"The token type {kind} is unknown. It is 0 (text), 1 (image) or 2 (video).")
+            raise ConfigError(
+                f"The token type {kind} is unknown. It is 0 (text), 1 (image), 2 (video) or, for Qwen-Omni, 3 (audio)."
+            )
         grid = next(self._left[kind], None)
         if grid is None:
             raise ConfigError(
@@ -280,6 +313,14 @@ def _intervals(tokens_per_second: float | None, seconds: Any) -> Iterator[Any]:
         yield np.float32(tokens_per_second * float(value))
 
 
+def _seconds(seconds: Any) -> Iterator[Any]:
+    """Yields the seconds of a temporal patch of each video in single precision."""
+    if seconds is None:
+        while True:
+            yield 1
+    yield from _as_array(seconds).ravel().astype(np.float32)
+
+
 def _edges(cu_seqlens: Any, ids: NDArray[Any]) -> list[int]:
     if cu_seqlens is None:
         return [0, ids.shape[-1]]
@@ -300,7 +341,7 @@ def _as_array(values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def _like(array: Int64s, given: Any) -> Any:
+def _like(array: NDArray[Any], given: Any) -> Any:
     if not hasattr(given, "detach"):
         return array
     import torch

@@ -32,6 +32,7 @@ from energon_dali.decode.front_ends.resize_rules import (
     rule_of,
     take_rule,
 )
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class PaddedBatch(FrontEnd):
         images = [image for sample in samples for image in sample]
         height, width = self.padded_size([image.layout for image in images])
         device = images[0].pixels.device
-        values = torch.zeros((len(images), 3, height, width), dtype=self.torch_dtype, device=device)
+        values = zero_values((len(images), 3, height, width), self.torch_dtype, device)
         mask = torch.zeros((len(images), height, width), dtype=torch.int64)
         for number, image in enumerate(images):
             rows, columns = image.layout.views[-1].tile_size

@@ -15,6 +15,7 @@ from energon_dali.decode.front_ends.internvl import MOST_TILES, closest_of, grid
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Phi4Multimodal(FrontEnd):
         images = [image for sample in samples for image in sample]
         most, side = 1 + max(image.rows for image in images), self._mask_side
         shape = (len(images), most, 3, self.tile_size, self.tile_size)
-        values = torch.zeros(shape, dtype=self.torch_dtype, device=images[0].pixels.device)
+        values = zero_values(shape, self.torch_dtype, images[0].pixels.device)
         mask = torch.ones((len(images), most, side, side), device=values.device)
         for image, tiles, masks in zip(images, values, mask, strict=True):
             self.finish(image.pixels, image.layout, tiles[: 1 + image.rows])

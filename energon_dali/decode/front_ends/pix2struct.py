@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -116,3 +116,60 @@ class Pix2Struct(ComputedValues):
         scale = (most * (patch_height / height) * (patch_width / width)) ** 0.5
         rows = max(min(int(scale * height / patch_height), most), 1)
         return rows, max(min(int(scale * width / patch_width), most), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kosmos25(Pix2Struct):
+    """Kosmos-2.5: Pix2Struct's patches, whose grid and size `batch_vision` returns too.
+
+    The processor writes the text of an image before all other, after the `<s>` of the tokenizer.
+    """
+
+    num_image_tokens: int = 0
+    """Features of an image in the text; 0 if the processor is not known."""
+    image_token: str = "<s>"
+    boi_token: str = "<image>"
+    """Text before the features."""
+    eoi_token: str = "</image>"
+    """Text after them."""
+
+    family: ClassVar[str] = "kosmos2_5"
+    processors: ClassVar[tuple[str, ...]] = ("Kosmos2_5ImageProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("flattened_patches", "width", "height")
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("do_normalize", True, "bytes would be resampled, and rounded")
+        known = config.take_around("Kosmos2_5Processor") is not None
+        size = config.take_size("patch_size", {"height": 16, "width": 16}, square=True, most=LARGEST_PATCH)
+        config.require_pil("it rounds and normalises otherwise")
+        return cls(
+            values=PixelValues(None),
+            filter="bilinear",
+            convert_rgb=config.take_flag("do_convert_rgb", True),
+            patch_size=config.height_and_width("patch_size", size),
+            max_patches=4096 if known else config.take_integer("max_patches", 4096, most=_MOST_PATCHES),
+            num_image_tokens=config.outer_integer("num_image_tokens", 2048) if known else 0,
+            **config.take_texts(cls, "image_token", "boi_token", "eoi_token"),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        made = super().layout(width, height)
+        markers = 2 if self.num_image_tokens else 0
+        return replace(made, num_tokens=self.num_image_tokens + markers, num_markers=markers)
+
+    def image_text(self, layout: ImageLayout) -> str:
+        return f"{self.boi_token}{self.image_token * self.num_image_tokens}{self.eoi_token}"
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        views = [image.layout.views[0] for sample in samples for image in sample]
+        grids = [image.layout.grid for sample in samples for image in sample]
+        facts = {
+            "width": [view.width for view in views],
+            "height": [view.height for view in views],
+            "rows": [rows for rows, _ in grids],
+            "cols": [columns for _, columns in grids],
+        }
+        return {**super().collate(samples), **{key: torch.tensor(numbers) for key, numbers in facts.items()}}

@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
+from energon_dali.decode.front_ends.value_memory import zero_values
 from energon_dali.errors import DecodeError
 
 
@@ -135,7 +136,7 @@ def padded_to_largest(inputs: Sequence[VisionInput]) -> dict[str, Any]:
     height, width = sizes.max(0).values.tolist()
     if len({image.shape for image in images}) == 1:
         return {"pixel_values": torch.stack(images), "image_sizes": sizes}
-    values = torch.zeros((len(images), 3, height, width), dtype=images[0].dtype, device=images[0].device)
+    values = zero_values((len(images), 3, height, width), images[0].dtype, images[0].device)
     for row, image in zip(values, images, strict=True):
         row[:, : image.shape[1], : image.shape[2]] = image
     return {"pixel_values": values, "image_sizes": sizes}

@@ -27,6 +27,7 @@ from energon_dali.decode.front_ends.qwen2_vl import (
     take_pixels,
 )
 from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, frames_at_once, take_unused
 from energon_dali.errors import DecodeError
 
@@ -97,15 +98,12 @@ class PatchedVideo(VideoFrontEnd):
         return [(groups, rows * columns)]
 
     def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
-        import torch
 
         groups, rows, columns = layout.grid
         size, patch = self.temporal_patch_size, self.patch_size
         if frames.is_cuda:
             return self._render_on_gpu(frames, layout)
-        values = torch.empty(
-            (groups, rows * columns, 3, size, patch * patch), dtype=self.torch_dtype, device=frames.device
-        )
+        values = empty_values((groups, rows * columns, 3, size, patch * patch), self.torch_dtype, frames.device)
         for number, frame in enumerate(frames):
             ((_, canvas),) = self.canvases(Pixels(tensor=frame), layout)
             patches = cut_patches(canvas, patch, self.merge_size)  # uint8[rows * columns, 3, patch ** 2]

@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from energon_dali.decode.front_ends.aria import Aria
 from energon_dali.decode.front_ends.cohere2_vision import Cohere2Vision
 from energon_dali.decode.front_ends.computed_values import DinoV3, Owlv2, ZoeDepth
 from energon_dali.decode.front_ends.constant_text import FixedText
+from energon_dali.decode.front_ends.cropped_video import (
+    InstructBlipVideo,
+    LlavaNextVideo,
+    PerceptionLMVideo,
+    Sam2Video,
+    VideoLlavaVideo,
+)
 from energon_dali.decode.front_ends.deepseek_ocr2 import DeepseekOcr2
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVL, DeepseekVLHybrid
 from energon_dali.decode.front_ends.documents import Donut, Nougat
@@ -20,6 +28,8 @@ from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.gemma4 import Gemma4
 from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.glm5_next import Glm5Next, MuseGlimmer
+from energon_dali.decode.front_ends.granite_docling import GraniteDocling
 from energon_dali.decode.front_ends.idefics2 import Idefics2
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
@@ -28,6 +38,7 @@ from energon_dali.decode.front_ends.lfm2_vl import Lfm2VL
 from energon_dali.decode.front_ends.llama4 import Llama4
 from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
+from energon_dali.decode.front_ends.minicpm_v import MiniCpmV
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
@@ -44,7 +55,7 @@ from energon_dali.decode.front_ends.patch_relatives import (
 )
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
 from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
-from energon_dali.decode.front_ends.pix2struct import Pix2Struct
+from energon_dali.decode.front_ends.pix2struct import Kosmos25, Pix2Struct
 from energon_dali.decode.front_ends.pixel_values import Arithmetic
 from energon_dali.decode.front_ends.pixtral import LightOnOcr, Pixtral
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_json_object
@@ -55,6 +66,7 @@ from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
+from energon_dali.decode.front_ends.step3p7 import Step3p7
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.front_ends.vision_video import VisionVideo, VJepa2Video
 from energon_dali.decode.spec import ImageDtype
@@ -100,11 +112,14 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Glm4V,
     Cosmos3Edge,
     Ernie45VL,
+    Glm5Next,
     HunyuanVL,
     KimiK25,
     MiniMaxM3VL,
+    MuseGlimmer,
     PaddleOcrVL,
     VideoLlama3,
+    Aria,
     Emu3,
     DeepseekVL,
     DeepseekVLHybrid,
@@ -117,6 +132,9 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     InternVL,
     AyaVision,
     GotOcr2,
+    GraniteDocling,
+    MiniCpmV,
+    Step3p7,
     Cohere2Vision,
     Ovis2,
     PerceptionLM,
@@ -135,6 +153,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Nougat,
     Owlv2,
     Pix2Struct,
+    Kosmos25,
     ZoeDepth,
     Resized,
     Sam2,
@@ -153,6 +172,11 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     LlavaOnevisionVideo,
     VisionVideo,
     VJepa2Video,
+    InstructBlipVideo,
+    LlavaNextVideo,
+    PerceptionLMVideo,
+    Sam2Video,
+    VideoLlavaVideo,
 )
 
 registered: list[type[FrontEnd]] = []

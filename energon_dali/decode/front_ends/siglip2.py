@@ -17,6 +17,7 @@ from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
 from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.value_memory import empty_values
 
 if TYPE_CHECKING:
     import torch
@@ -66,10 +67,8 @@ class PixelPatches(FrontEnd):
             images: At least one.
             most: Patches of each image in the result.
         """
-        import torch
-
         shape = (len(images), most, 3 * self.patch_size**2)
-        values = torch.empty(shape, dtype=self.torch_dtype, device=images[0].pixels.device)
+        values = empty_values(shape, self.torch_dtype, images[0].pixels.device)
         for image, rows in zip(images, values, strict=True):
             image.front_end.finish(image.pixels, image.layout, rows[: image.rows])
             rows[image.rows :] = 0

@@ -73,7 +73,7 @@ class TorchcodecBackend(FrameBackend):
         if handle.stored_rotation:
             return "torchcodec rotates frames itself"
         if declared is None or wanted != _MATRICES.get(declared, "bt601"):
-            return f"torchcodec does not know that its colours are those of {wanted}"
+            return f"torchcodec does not see that its colours are those of {wanted}"
         return ""
 
     def read(self, handle: ClipsHandle, device: Device, stream: Any = None) -> torch.Tensor:

@@ -314,7 +314,7 @@ class DecodeProcess(ProcessGroup):
         return self._state
 
     def _flush(self) -> None:
-        """Sends what the process does not know yet, as far as there is room."""
+        """Sends what the process has not received yet, as far as there is room."""
         credits = self._process.credits
         credits.released_device_arenas += self._device_views.take_released()
         credits.closed_device_arenas += self._device_views.take_closed()

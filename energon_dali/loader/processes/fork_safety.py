@@ -162,7 +162,7 @@ def without_forks() -> Iterator[None]:
 def frames_of_threads() -> dict[int, FrameType]:
     """Returns the frame that each thread executes, by the thread's identifier.
 
-    `sys._current_frames` of Python 3.11 waits for itself for ever if it makes the collector run, and the collector
+    `sys._current_frames` of Python 3.11 waits for itself indefinitely if it makes the collector run, and the collector
     frees a `threading.local` (https://github.com/python/cpython/issues/106883). So no collection begins meanwhile.
     """
     with without_forks():  # two threads at once would leave the collector off, or turn it on too early

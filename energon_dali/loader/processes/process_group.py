@@ -97,7 +97,7 @@ class ServedProcess:
         self.close()
 
     def flush(self) -> None:
-        """Sends what the process does not know yet, as far as there is room."""
+        """Sends what the process has not received yet, as far as there is room."""
         if self.at_end:
             return
         with contextlib.suppress(OSError):  # it is gone: receiving finds its last messages, and how it ended

@@ -74,7 +74,7 @@ class Publisher:
         ranks: The followers, by their numbers in the whole job.
         hello: The message that each of them must send, apart from its rank.
         welcome: The answer that they receive.
-        depth: Number of elements that they may be behind.
+        depth: Number of elements by which they may lag.
     """
 
     def __init__(self, ranks: tuple[int, ...], hello: Hello, welcome: Welcome, depth: int) -> None:

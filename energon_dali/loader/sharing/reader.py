@@ -115,7 +115,7 @@ def publisher_of(loader: SavableDataLoader[Any], number: int, welcome: Welcome, 
         loader: The loader; when it is collected, the connections end.
         number: Number of the loader.
         welcome: What the other ranks receive first.
-        prefetch_factor: Number of batches that they may be behind.
+        prefetch_factor: Number of batches by which they may lag.
     """
     group = loader.worker_config.share_group
     assert group is not None, "get_savable_loader makes this for ranks that give batches to others"

@@ -162,8 +162,8 @@ def _group(names: list[str]) -> tuple[dict[str, list[str]], list[str]]:
             continue
         sets = _split_kinds(media)
         for number, chosen in enumerate(sets):
-            beside = [found for file in chosen for found in by_stem.get(file, ())]
-            groups[stem if not number else chosen[0]] = _unique_parts([*chosen, *beside, *others])
+            companions = [found for file in chosen for found in by_stem.get(file, ())]
+            groups[stem if not number else chosen[0]] = _unique_parts([*chosen, *companions, *others])
     return groups, ignored
 
 

@@ -48,7 +48,7 @@ def _scanned(text: bytes | str, scan: _Scan) -> Any:
     `json.loads` guesses the encoding and looks for space, which takes longer than scanning a text of 200 bytes.
     """
     if isinstance(text, bytes):
-        # RFC 4627 tells encodings apart by zeros among the first bytes.
+        # RFC 4627 distinguishes encodings by zeros among the first bytes.
         if len(text) < 2 or text[0] not in _OPENING or not text[1]:
             return _NOT_PLAIN
         text = text.decode("utf-8", "surrogatepass")

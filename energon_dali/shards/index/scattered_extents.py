@@ -1,7 +1,7 @@
 """The extents of a shard for orders that take samples from everywhere: read, not mapped.
 
 A mapped index costs a page fault for each column of a sample that is far from the last one, and each fault maps the 16
-pages around it. Reading a few entries costs less, and leaves nothing behind.
+pages around it. Reading a few entries costs less, and keeps no pages.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class GoogleAccess(Access):
         return obstore.store.GCSStore(self._name, client_options=client, retry_config=retry, **options)
 
     def _needs_google_auth(self) -> bool:
-        """Returns whether the credentials are of a kind that obstore does not know, such as a federated identity."""
+        """Returns whether the credentials are of a kind that obstore does not support, such as a federated identity."""
         file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
         if not file:
             return False

@@ -229,7 +229,7 @@ def open_bucket(url: str) -> tuple[Bucket, str]:
     scheme, _, rest = url.partition("://")
     name, _, key = rest.partition("/")
     if not name:
-        raise StorageError(f"{url} names no bucket. Give {scheme}://BUCKET/PATH.")
+        raise StorageError(f"{url} has no bucket. Give {scheme}://BUCKET/PATH.")
     if _ACCESS[scheme] is WebAccess:
         parts = urlsplit(url)
         name, key = f"{parts.netloc}?{parts.query}".rstrip("?"), unquote(parts.path[1:])

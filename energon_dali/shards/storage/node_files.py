@@ -3,8 +3,8 @@
 The first process that asks binds a Unix socket in the abstract namespace, named after the job, and keeps what was read
 in its memory: it is the keeper. Each process asks the keeper before it reads a file, and receives either the content or
 a request to fetch and return it; processes that ask meanwhile wait. When the fetching process ends, a waiting one
-receives the request. When the keeper ends, the others read for themselves, or one of them takes its place. Nothing is
-left behind, because the kernel drops the name with the process.
+receives the request. When the keeper ends, the others read for themselves, or one of them takes its place. Nothing
+remains, because the kernel drops the name with the process.
 
 A job is one of `torchrun` or Slurm, or the one that the environment variable ENERGON_DALI_JOB names; "" turns this off.
 """

@@ -148,7 +148,7 @@ _mount_table: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 
 
 def _mount_points() -> frozenset[str]:
-    """Returns all mount points. The kernel writes its table anew for each reader, which takes as long as opening a
+    """Returns all mount points. The kernel writes its table again for each reader, which takes as long as opening a
     dataset, so that folders that are asked about at once share it.
 
     Raises:
@@ -183,7 +183,8 @@ class RetryPolicy:
     """No attempt of a request starts later than this after its first one. If a web server sends nothing for a third of
     this time, the attempt has failed."""
     store_seconds: float = 120.0
-    """A running loader raises StoreUnavailableError after a store returned only errors for this long."""
+    """A running loader raises StoreUnavailableError after a store returned only errors for this long. Cost: as long a
+    wait before a run ends."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:

@@ -131,7 +131,7 @@ class CaptioningDataModule(TransformerDataModule):
     ) -> None:
         for name in ("patch_size", "shorter_px", "longest_px", "max_caption_tokens"):
             if getattr(cfg, name) < 1:
-                raise ConfigError(f"{name}={getattr(cfg, name)} cannot be: give a number of at least 1.")
+                raise ConfigError(f"{name}={getattr(cfg, name)} is invalid: give a number of at least 1.")
         if cfg.longest_px < cfg.shorter_px:
             raise ConfigError(f"longest_px={cfg.longest_px} is below shorter_px={cfg.shorter_px}: give at least that.")
         self._folders = [cfg.data_dir] if isinstance(cfg.data_dir, str) else list(cfg.data_dir)

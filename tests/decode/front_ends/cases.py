@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.decode.front_ends import mixed_cases, tile_cases, vision_cases, vlm_cases
+from tests.decode.front_ends import mixed_cases, tile_cases, token_budget_cases, vision_cases, vlm_cases
 from tests.decode.front_ends.case import Case
 
 
@@ -186,6 +186,7 @@ CASES = (
     ),
     *vision_cases.CASES,
     *vlm_cases.CASES,
+    *token_budget_cases.CASES,
 )
 
 

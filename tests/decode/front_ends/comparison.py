@@ -34,6 +34,8 @@ class Comparison:
     """Those whose tokens were compared."""
     texts: int = 0
     """Those whose text was compared."""
+    configurations: int = 0
+    """Configurations that they went through."""
     routes: dict[str, int] = field(default_factory=dict)
     """Decoders that were used."""
     differences: list[str] = field(default_factory=list)
@@ -44,6 +46,7 @@ class Comparison:
         self.refused += other.refused
         self.tokens += other.tokens
         self.texts += other.texts
+        self.configurations += other.configurations
         self.differences += other.differences
         for route, count in other.routes.items():
             self.routes[route] = self.routes.get(route, 0) + count
@@ -151,9 +154,9 @@ def _compare_batch(
 ) -> None:
     result.compared += len(images)
     accepted: list[tuple[str, str, bytes, Image.Image]] = []
+    expected: Any = None
     for what, name, data in images:
         opened = open_upright(data)
-        expected: Any = None
         try:
             expected = run(processor, [opened])
         except Exception as error:
@@ -181,7 +184,8 @@ def _compare_batch(
         return
     theirs: dict[str, Any] | None
     try:
-        theirs = run(processor, [image for *_, image in accepted])
+        # An image that is alone has been through the processor.
+        theirs = expected if len(images) == 1 else run(processor, [image for *_, image in accepted])
     except ValueError:  # images of different sizes, which the processor does not bring to one
         if len(accepted) == 1:
             raise

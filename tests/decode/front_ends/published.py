@@ -2,49 +2,24 @@
 
 Each entry has the files of a model's folder as values, its source, and the outcome: "accepted", "refused" or
 "not covered", with words of the message. Most are files of repositories on GitHub. The others are what a conversion
-script of transformers writes, what transformers prints, or what notes and tests of other projects quote. Of those that
-are not covered, some keys are left out.
+script of transformers writes, what transformers prints, what notes and tests of other projects quote, or what the page
+of a model has, from memory. Those of the source "class defaults" name a class alone, whose defaults are what was
+published for most. Of those that are not covered, some keys are left out.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_MODULES = {
-    "BeitImageProcessor": "beit",
-    "BitImageProcessor": "bit",
-    "BlipImageProcessor": "blip",
-    "CLIPImageProcessor": "clip",
-    "ConvNextImageProcessor": "convnext",
-    "DetrImageProcessor": "detr",
-    "DonutImageProcessor": "donut",
-    "EfficientNetImageProcessor": "efficientnet",
-    "Emu3ImageProcessor": "emu3",
-    "Gemma3ImageProcessor": "gemma3",
-    "Gemma4ImageProcessor": "gemma4",
-    "Glm4vImageProcessor": "glm4v",
-    "GotOcr2ImageProcessor": "got_ocr2",
-    "Idefics3ImageProcessor": "idefics3",
-    "LayoutLMv3ImageProcessor": "layoutlmv3",
-    "LlavaNextImageProcessor": "llava_next",
-    "LlavaOnevisionImageProcessor": "llava_onevision",
-    "MllamaImageProcessor": "mllama",
-    "MobileNetV2ImageProcessor": "mobilenet_v2",
-    "NougatImageProcessor": "nougat",
-    "PaddleOCRVLImageProcessor": "paddleocr_vl",
-    "PixtralImageProcessor": "pixtral",
-    "Qwen2VLImageProcessor": "qwen2_vl",
-    "RTDetrImageProcessor": "rt_detr",
-    "SegformerImageProcessor": "segformer",
-    "Siglip2ImageProcessor": "siglip2",
-    "SiglipImageProcessor": "siglip",
-    "SmolVLMImageProcessor": "smolvlm",
-    "ViTImageProcessor": "vit",
-}
+from tests.decode.front_ends.case import Case
+
 _PASSED_ON: dict[str, dict[str, Any]] = {
     "InternVLProcessor": {"crop_to_patches": True},
     "Gemma3Processor": {
@@ -56,9 +31,10 @@ _PASSED_ON: dict[str, dict[str, Any]] = {
     },
 }
 """What a processor passes to its image processor, whatever the file says."""
-TORCHVISION = ("Lfm2VlImageProcessor", "Llama4ImageProcessor")
-"""Image processors without a PIL backend."""
-NESTED = ("Idefics3ImageProcessor", "MllamaImageProcessor", "SmolVLMImageProcessor")
+NESTED = (
+    *("Idefics2ImageProcessor", "Idefics3ImageProcessor", "MllamaImageProcessor", "SmolVLMImageProcessor"),
+    "VideoMAEImageProcessor",
+)
 """Image processors that keep samples apart."""
 
 
@@ -116,10 +92,60 @@ def type_name(values: dict[str, Any]) -> str:
     return today
 
 
+def published_processors(case: Case) -> Iterator[Any]:
+    """Yields a processor of a case for each configuration that is published: first the case's own.
+
+    A case of a processor around an image processor takes those that say they are of its class.
+    """
+    first = case.published()
+    yield first
+    inner, seen = getattr(first, "image_processor", first), []
+    seen.append(inner.to_dict())
+    for entry in published():
+        values = entry.image_values
+        if entry.outcome != "accepted" or values is None or not _is_of(entry, type(inner), first):
+            continue
+        made = type(inner).from_dict(values)
+        if made.to_dict() in seen:
+            continue
+        seen.append(made.to_dict())
+        if inner is first:
+            yield type(inner).from_dict({**values, **entry.passed_on})
+            continue
+        around = case.published()
+        around.image_processor = made
+        yield around
+
+
+def _is_of(entry: Published, kind: type, processor: Any) -> bool:
+    """Returns whether a published configuration is for a processor with an image processor of this class."""
+    values = entry.image_values or {}
+    if type_name(values) != kind.__name__.removesuffix("Pil"):
+        return False
+    outer = {**values, **entry.files.get("processor_config.json", {})}
+    return type(processor) is kind or outer.get("processor_class") == type(processor).__name__
+
+
+def needs_torchvision(name: str) -> bool:
+    """Returns whether an image processor has no PIL backend."""
+    return name != "Emu3ImageProcessor" and f"{name}Pil" not in _classes()
+
+
 def make_processor(values: dict[str, Any]) -> Any:
     """Returns the image processor that transformers' PIL backend makes of the values of a file."""
     name = type_name(values)
-    if name == "Emu3ImageProcessor":  # it has one backend, which is PIL's
-        return import_module("transformers.models.emu3.image_processing_emu3").Emu3ImageProcessor.from_dict(values)
-    module = import_module(f"transformers.models.{_MODULES[name]}.image_processing_pil_{_MODULES[name]}")
-    return getattr(module, f"{name}Pil").from_dict(values)
+    # That of Emu3 has one backend, which is PIL's.
+    kind = name if name == "Emu3ImageProcessor" else f"{name}Pil"
+    return getattr(import_module(_classes()[kind]), kind).from_dict(values)
+
+
+@cache
+def _classes() -> dict[str, str]:
+    """Returns the modules of transformers by the image processors that they define."""
+    import transformers.models
+
+    found = {}
+    for file in sorted(Path(transformers.models.__path__[0]).glob("*/image_processing_*.py")):
+        for name in re.findall(r"^class (\w+ImageProcessor(?:Pil)?)\(", file.read_text(), re.MULTILINE):
+            found[name] = f"transformers.models.{file.parent.name}.{file.stem}"
+    return found

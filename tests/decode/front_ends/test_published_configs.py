@@ -14,10 +14,11 @@ from PIL import Image
 
 from energon_dali import ConfigError, FrontEnd, VideoFrontEnd, batch_vision
 from energon_dali.decode.front_ends.resampling import Pixels
+from tests.decode.front_ends import vision_cases
 from tests.decode.front_ends.comparison import difference
-from tests.decode.front_ends.published import NESTED, TORCHVISION, Published, make_processor, published, type_name
+from tests.decode.front_ends.published import NESTED, Published, make_processor, needs_torchvision, published, type_name
 
-SIZES = ((61, 40), (30, 75))
+SIZES = ((61, 40), (36, 75))
 _DECISIVE = (
     "size",
     "min_pixels",
@@ -30,7 +31,7 @@ _DECISIVE = (
 )
 _ALL = published()
 _ACCEPTED = [entry for entry in _ALL if entry.outcome == "accepted" and entry.image_values is not None]
-_WITHOUT_PIL = [entry for entry in _ACCEPTED if type_name(entry.image_values or {}) in TORCHVISION]
+_WITHOUT_PIL = [entry for entry in _ACCEPTED if needs_torchvision(type_name(entry.image_values or {}))]
 _IMAGES = [entry for entry in _ACCEPTED if entry not in _WITHOUT_PIL]
 _VIDEOS = [entry for entry in _ALL if entry.outcome == "accepted" and entry.video_values is not None]
 
@@ -62,7 +63,10 @@ def test_a_folder_without_a_pil_backend_follows_torchvisions(entry: Published, t
     front_end = FrontEnd.from_processor(tmp_path)
     assert front_end.resampling == "torch"
     assert front_end.values.arithmetic in ("torch", "bfloat16")
-    assert front_end.layout(1024, 768).num_tokens > 0
+    layout = front_end.layout(1024, 768)
+    assert layout.num_tiles > 0
+    of_vision = type_name(entry.image_values or {}) in {kind for _, kind in vision_cases.TORCHVISION.values()}
+    assert (layout.num_tokens == 0) == of_vision
 
 
 def _distinct() -> Iterator[Any]:

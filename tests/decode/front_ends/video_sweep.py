@@ -7,6 +7,7 @@ its wheel was not built for. It is imported only in processes of their own.
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from tests.decode.front_ends.comparison import Comparison
 from tests.decode.front_ends.published import published
+from tests.decode.front_ends.tile_cases import processor_class, tokenizer
 
 FAMILIES = {
     "Qwen2-VL videos": ("qwen2_vl", "Qwen2VLVideoProcessor"),
@@ -31,8 +33,42 @@ VISION = {
     "V-JEPA 2 videos": ("vjepa2", "VJEPA2VideoProcessor"),
 }
 """Videos of vision models, which have no tokens."""
-FAMILIES |= VISION
+CROPPED = {
+    "InstructBLIP videos": ("instructblipvideo", "InstructBlipVideoVideoProcessor"),
+    "LLaVA-NeXT-Video": ("llava_next_video", "LlavaNextVideoVideoProcessor"),
+    "Perception LM videos": ("perception_lm", "PerceptionLMVideoProcessor"),
+    "SAM 2 videos": ("sam2_video", "Sam2VideoVideoProcessor"),
+    "Video-LLaVA": ("video_llava", "VideoLlavaVideoProcessor"),
+}
+"""Videos whose frames are resized and cropped, most with text."""
+FAMILIES |= VISION | CROPPED
+AROUND = {
+    "LlavaNextVideoVideoProcessor": lambda inner: _processor(
+        "llava_next_video", "LlavaNextVideoProcessor", inner, None, tokenizer("<image>", "<video>"), patch_size=7
+    ),
+    "PerceptionLMVideoProcessor": lambda inner: _processor(
+        "perception_lm",
+        "PerceptionLMProcessor",
+        inner,
+        None,
+        tokenizer(image_token="<|image|>", video_token="<|video|>"),
+        patch_size=5,
+        pooling_ratio=2,
+    ),
+    "VideoLlavaVideoProcessor": lambda inner: _processor(
+        "video_llava", "VideoLlavaProcessor", None, inner, tokenizer("<image>", "<video>"), patch_size=9
+    ),
+}
+"""By video processor: makes a processor around it, whose texts are compared."""
+
+
+def _processor(module: str, name: str, *parts: Any, **values: Any) -> Any:
+    return processor_class(module, name)(*parts, **values)
+
+
 _OF_ONE_SIZE = ("LlavaOnevisionVideoProcessor", "InternVLVideoProcessor")
+_PER_PUBLISHED = 8
+"""Most videos of a published configuration, which makes large values."""
 _RATES = (1.0, 10.0, 24.0, 30000 / 1001, 30.0)
 
 
@@ -60,14 +96,18 @@ def run_videos(name: str, count: int, seed: int) -> tuple[str, Comparison | None
     processors = importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
     files: list[dict[str, Any]] = [{}]  # the class's own values, and those of published models
     files += [entry.video_values for entry in published() if _kind(entry.video_values) == kind and entry.video_values]
-    draw, result = random.Random(f"{name}{seed}"), Comparison()
+    first = min(count // 5, _PER_PUBLISHED * len(files))
+    draw, result, used = random.Random(f"{name}{seed}"), Comparison(), set[str]()
     generator = torch.Generator().manual_seed(seed)
     while result.compared < count:
-        values = draw.choice(files) if result.compared < count // 5 else draw_values(draw, kind)
+        number = result.compared
+        values = files[number % len(files)] if number < first else draw_values(draw, kind)
+        used.add(json.dumps(values, sort_keys=True))
         processor = getattr(processors, kind).from_dict(values)
         difference = _compare(processor, draw, generator, result)
         if difference is not None:
             result.differences.append(f"{difference} with {values}")
+    result.configurations = len(used)
     return name, result, time.process_time() - start
 
 
@@ -77,8 +117,15 @@ def _kind(values: dict[str, Any] | None) -> str | None:
 
 def draw_values(draw: random.Random, kind: str) -> dict[str, Any]:
     """Returns the values of a video processor."""
-    if kind in [name for _, name in VISION.values()]:
-        return _draw_vision_values(draw)
+    if kind in [name for _, name in (VISION | CROPPED).values()]:
+        values = _draw_vision_values(draw)
+        if kind == "Sam2VideoVideoProcessor":
+            values |= {
+                "size": {"height": draw.randint(4, 120), "width": draw.randint(4, 120)},
+                "do_center_crop": False,
+                "do_resize": True,
+            }
+        return values
     values: dict[str, Any] = {"do_sample_frames": draw.random() < 0.7}
     if draw.random() < 0.1:
         values["do_rescale"] = values["do_normalize"] = False
@@ -125,7 +172,7 @@ def _compare(processor: Any, draw: random.Random, generator: Any, result: Compar
     """Compares one drawn video; returns in what it differs."""
     import torch
 
-    from energon_dali import DecodeError, FrontEnd, VideoFrontEnd, batch_vision
+    from energon_dali import DecodeError, VideoFrontEnd, batch_vision
 
     total, fps = draw.randint(1, 60), draw.choice(_RATES)
     height, width = draw.randint(20, 160), draw.randint(20, 160)
@@ -140,8 +187,9 @@ def _compare(processor: Any, draw: random.Random, generator: Any, result: Compar
         return None
     except Exception as error:
         theirs = error
-    front_end = FrontEnd.from_processor(processor)
-    assert isinstance(front_end, VideoFrontEnd)
+    make_around = AROUND.get(type(processor).__name__)
+    around = make_around(processor) if make_around else None
+    front_end = VideoFrontEnd.from_processor(around or processor)
     result.compared += 1
     try:
         layout = front_end.layout(width, height, total, fps)
@@ -162,6 +210,14 @@ def _compare(processor: Any, draw: random.Random, generator: Any, result: Compar
         return f"{what}: values of the shape {list(values.shape)} instead of {list(expected.shape)}"
     if not torch.equal(values, expected):
         return f"{what}: values differ by up to {(values - expected).abs().max().item():.3g}"
+    for name in sorted(ours.keys() & theirs.keys() - {key}):
+        if not torch.equal(ours[name], torch.as_tensor(theirs[name])):
+            return f"{what}: {name} {ours[name].tolist()}"
+    if around is not None:
+        result.texts += 1
+        text = around.replace_video_token(theirs, 0)
+        if front_end.video_text(layout) != text:
+            return f"{what}: text {front_end.video_text(layout)[:120]!r}... instead of {text[:120]!r}..."
     if "video_grid_thw" in theirs:
         result.tokens += 1
         if not torch.equal(ours["video_grid_thw"], theirs["video_grid_thw"]):

@@ -224,7 +224,7 @@ def test_a_blend_keeps_the_end_of_each_dataset_for_validation() -> None:
         ({"data_dir": []}, "give data_dir one or more folders"),
         ({"val_share": 1.0}, "val_share = 1.0 leaves nothing to train on"),
         ({"weights": [1.0]}, r"weights=\[1.0\] for 2 parts of the blend"),
-        ({"patch_size": 0}, "patch_size=0 cannot be: give a number of at least 1"),
+        ({"patch_size": 0}, "patch_size=0 is invalid: give a number of at least 1"),
         ({"shorter_px": 100}, "longest_px=96 is below shorter_px=100"),
     ],
 )

@@ -220,7 +220,7 @@ def decodes_whole(pipeline: PipelineOptions) -> bool:
     """Returns whether to decode the whole image and then crop it, because the GPU cannot decode a region.
 
     DALI's CPU threads would decode the region. Without interpolated chroma the GPU could do it, but its pixels would
-    differ more from the CPU's (docs/gpu.md), and entropy decoding needs the whole file in any case.
+    differ more from the CPU's (docs/gpu-evidence.md), and entropy decoding needs the whole file in any case.
     """
     return pipeline.device.kind == "gpu" and not decodes_regions(pipeline.tuning.jpeg_fancy_upsampling)
 

@@ -3,7 +3,7 @@ unpacking them.
 
 The pickles of an archive are read as data: lists, dicts, texts, numbers and uint8 arrays, nothing else. A pickle is a
 program, and the usual reader runs it. Here it may name only the functions that make an array, and set only the state of
-arrays and their dtypes. torch's reader of weights does not know the opcodes of Python 2, which wrote the official
+arrays and their dtypes. torch's reader of weights does not support the opcodes of Python 2, which wrote the official
 archive.
 """
 

@@ -1,0 +1,199 @@
+# %% [markdown]
+# # Several nodes, and data in a bucket
+#
+# The data is in a bucket, and two machines train on it. Each keeps what it has read on its own disk, so that the next epoch
+# and the next job read nothing from the bucket.
+#
+# You need no cluster to follow: two agents of torchrun on this machine act as two nodes, and a small server acts as the bucket.
+#
+# ```bash
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali" "moto[server]"
+# ```
+
+# %%
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(command):
+    """Runs a command as a terminal does."""
+    subprocess.run(shlex.split(command), check=True)
+
+
+def free_port():
+    """Returns the number of a port that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+for node in range(2):  # of an earlier run of this page
+    shutil.rmtree(f"disk-of-node-{node}", ignore_errors=True)
+run("energon-dali demo-data data")
+
+# %% [markdown]
+# ## A bucket
+#
+# On a cluster, you set the keys of your store, and its endpoint if it is not AWS. Google Cloud, Azure and web servers work too:
+# [storage by URL](../storage.md).
+
+# %%
+import urllib.request
+
+os.environ["AWS_ENDPOINT_URL"] = endpoint = f"http://127.0.0.1:{free_port()}"
+os.environ.update(AWS_ACCESS_KEY_ID="any", AWS_SECRET_ACCESS_KEY="any", AWS_REGION="us-east-1")
+
+server = subprocess.Popen(
+    [sys.executable, "-m", "moto.server", "--port", endpoint.rpartition(":")[2]],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+)
+while True:
+    try:
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
+        break
+    except OSError:
+        pass  # the server is still starting
+
+# %% [markdown]
+# `pack` writes into the bucket as it writes into a folder.
+
+# %%
+run("energon-dali pack data/photos s3://bucket/shards --sample-type ImageClassificationSample --max-samples 64")
+
+# %% [markdown]
+# ## The training
+#
+# Nothing in it is about nodes: `default_worker_config` takes the rank and the number of ranks from torchrun. Each rank reads its
+# share of each step. `shard_cache` names a folder on a disk of the node, and how much it may hold. All ranks and workers of the
+# node share it.
+
+# %%
+TRAIN = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import energon_dali as ed
+
+
+class Encoder(ed.DefaultTaskEncoder):
+    decoder = ed.SampleDecoder(operations=[ed.Resize((32, 32))])
+
+
+dist.init_process_group("gloo")  # "nccl" on GPUs
+rank, ranks = dist.get_rank(), dist.get_world_size()
+dataset = ed.get_train_dataset(
+    "s3://bucket/shards",
+    global_batch_size=32,
+    batch_size=32 // ranks,
+    shuffle_buffer_size=1000,
+    task_encoder=Encoder(),
+    worker_config=ed.WorkerConfig.default_worker_config(num_workers=0),
+)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+cache = ed.ShardCache(os.environ["LOCAL_DISK"], max_bytes="1GB")
+with ed.get_savable_loader(dataset, shard_cache=cache) as loader:
+    for batch in loader:
+        loss = cross_entropy(model(batch.image), torch.tensor(batch.label))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if batch.step == 16:  # two epochs of 256 images
+            break
+    counts = loader.stats().counts
+
+read = [None] * ranks
+dist.all_gather_object(read, [counts.get(f"shard_cache.bytes_{where}", 0) for where in ("remote", "local")])
+if rank == 0:
+    remote, local = (sum(numbers) / 1e6 for numbers in zip(*read))
+    print(f"{ranks} ranks, {batch.step} steps: {remote:.0f} MB from the bucket, {local:.0f} MB from local disks", flush=True)
+dist.destroy_process_group()
+"""
+Path("train.py").write_text(TRAIN)
+
+# %% [markdown]
+# ## Two nodes
+#
+# The same command starts on each node. `--rdzv-endpoint` names the first node and a free port of it; there the agents find each
+# other and agree on the ranks. `--rdzv-id` is any name of the job.
+
+
+# %%
+def train_on_two_nodes():
+    """Runs the command of both nodes, and returns what they print."""
+    command = f"torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()}"
+    nodes = [
+        subprocess.Popen(
+            shlex.split(f"{command} --rdzv-id tutorial train.py"),
+            env={**os.environ, "LOCAL_DISK": f"disk-of-node-{node}"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    return "".join(node.communicate()[0] for node in nodes)
+
+
+first = train_on_two_nodes()
+print(first)
+
+# %% [markdown]
+# The job starts again, perhaps after a failure. The caches are still on the disks of the nodes, so the bucket is not needed.
+
+# %%
+again = train_on_two_nodes()
+print(again)
+print(" 0 MB from the bucket" in again and " 0 MB from the bucket" not in first)  # True
+
+server.terminate()
+
+# %% [markdown]
+# ## On your cluster
+#
+# **By hand**, the same line on each node, with the GPUs of a node:
+#
+# ```bash
+# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500 --rdzv-id job1 train.py
+# ```
+#
+# **Slurm** starts one task per node, and each task starts torchrun. Save this as `train.slurm`, and run `sbatch train.slurm`:
+#
+# ```bash
+# #!/usr/bin/env bash
+# #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --cpus-per-task=128 --exclusive
+# first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 8 \
+#     --rdzv-backend c10d --rdzv-endpoint "$first:29500" --rdzv-id "$SLURM_JOB_ID" train.py
+# ```
+#
+# A longer one is in [`examples/eight_gpus`](../../examples/eight_gpus). The torchrun lines are tested; the Slurm scripts have
+# not run under Slurm yet.
+#
+# **Ray** starts the processes itself, and initialises torch.distributed in each. Put the training into a function, and make the
+# dataset inside it:
+#
+# ```py
+# from ray.train import ScalingConfig
+# from ray.train.torch import TorchTrainer
+#
+# TorchTrainer(train, scaling_config=ScalingConfig(num_workers=16, use_gpu=True)).fit()
+# ```
+#
+# ## What next
+#
+# - [Kill a training, and resume it on other ranks](resume.py)
+# - How far ahead a bucket is read, and what requests cost: [reading remote data](../remote.md)
+# - What stays in the cache when it is full: [shard cache](../shard-cache.md)
+# - Tensor, context and pipeline parallelism, where several ranks take the same batch: [parallelism](../parallelism.md)
+# - How many cores, how much memory and network a node needs: [what a cluster needs](../capacity.md)

@@ -1,0 +1,157 @@
+# %% [markdown]
+# # Find out what your training waits for
+#
+# Training is slower than you hoped. Is it the data? If so: the disk, the decoding, or your own code? This page slows a loader
+# down on purpose, and finds the cause with six tools.
+#
+# ```bash
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
+# ```
+
+# %%
+import shlex
+import subprocess
+import time
+from itertools import islice
+from pathlib import Path
+
+import energon_dali as ed
+
+
+def run(command):
+    """Runs a command as a terminal does."""
+    subprocess.run(shlex.split(command), check=True)
+
+
+run("energon-dali demo-data data")
+
+# %% [markdown]
+# ## 1. What this machine has
+#
+# `doctor` looks at the driver, DALI, codecs and cores, and says what is missing and how to get it.
+
+# %%
+run("energon-dali doctor")
+
+# %% [markdown]
+# ## 2. How fast the data could be
+#
+# `bench` runs your task encoder without a model. It first measures reading, decoding and your hooks alone, then the whole
+# loader with several numbers of workers, and ends with a sentence of advice.
+#
+# The encoder of this page sleeps for 20 ms per sample, as code does that asks a server for something.
+
+# %%
+ENCODER = """
+import time
+
+import energon_dali as ed
+
+
+class Encoder(ed.DefaultTaskEncoder):
+    decoder = ed.SampleDecoder(operations=[ed.Resize((64, 64))])
+
+    def encode_sample(self, sample):
+        time.sleep(0.02)
+        return sample
+"""
+Path("encoder.py").write_text(ENCODER)
+run(
+    "energon-dali bench data/captions --encoder encoder:Encoder --batch-size 8 --seconds 0.5 --num-workers 1 --decoder own"
+)
+
+# %% [markdown]
+# It prints, among other lines:
+#
+# ```text
+# reading alone                                    38,640.9 samples/s, 972.4 MiB/s
+# decoding alone                                      319.8 samples/s
+# hooks alone                                          47.2 samples/s
+# own, 1 worker, prefetch_factor=2                     32.6 samples/s, first batch 0.36 s
+# Your hook encode_sample takes most of it: 92% of the work, and it sleeps or waits for something 100% of that time.
+# It needs no core while it waits: more workers help.
+# ```
+#
+# Compare the last rate with the samples that your training takes per second. If the training takes fewer, the data is not what
+# it waits for, and you can stop here.
+#
+# ## 3. Whether the training waits, now
+#
+# Put the training into a `LoaderPanel`. In a terminal and in a notebook it draws what the loader does, twice per second; in the
+# log of a cluster it prints a line every 30 seconds. Here, a step of the "model" takes 10 ms.
+
+# %%
+from encoder import Encoder
+
+
+def train(num_workers, trace_path=None):
+    """Trains for 40 steps, and returns the loader's statistics."""
+    dataset = ed.get_train_dataset(
+        "data/captions",
+        batch_size=4,
+        shuffle_buffer_size=100,
+        task_encoder=Encoder(),
+        worker_config=ed.WorkerConfig.default_worker_config(num_workers, num_streams=8, trace_path=trace_path),
+    )
+    with ed.get_loader(dataset) as loader, ed.LoaderPanel(loader):
+        for batch in islice(loader, 40):
+            time.sleep(0.01)  # the model
+        return loader.stats()
+
+
+before = train(num_workers=1, trace_path="trace.json")
+
+# %% [markdown]
+# ## 4. What it waited for
+#
+# `loader.stats()` has the same numbers for your program. `blocked_share` is the share of the time that the training waited for
+# batches. Below 0.02, a faster loader brings next to nothing. `stage_seconds` says where the loader's processes spent their
+# time, and `cpu_seconds` how much of it they computed.
+
+# %%
+print(before.blocked_share > 0.3)  # True
+slowest = max(before.hooks, key=before.stage_seconds.get)
+print(slowest)  # encode_sample
+print(before.cpu_seconds[slowest] < 0.2 * before.stage_seconds[slowest])  # True
+
+# %% [markdown]
+# The hook takes the time, and it does not compute: it waits. So more workers help, although there are not more cores. If it
+# computed, the hook itself would have to become faster.
+
+# %%
+after = train(num_workers=8)
+print(after.blocked_share < before.blocked_share)  # True
+
+# %% [markdown]
+# ## 5. What happened before it waited
+#
+# For waits that come and go, a trace has every wait of the training, and what each process did at that time. Open `trace.json`
+# at [ui.perfetto.dev](https://ui.perfetto.dev): your browser reads it, and sends it nowhere. The mark in the lane `advice`
+# says what limited the run.
+
+# %%
+print(Path("trace.json").stat().st_size > 10_000)  # True
+
+# %% [markdown]
+# ## 6. What a faster loader could bring
+#
+# Before you spend a week on the data, measure the most that you could win. `UpperBoundLoader` takes a few batches, and gives
+# them to the training again and again.
+
+# %%
+dataset = ed.get_train_dataset("data/captions", batch_size=4, task_encoder=Encoder())
+with ed.UpperBoundLoader(ed.get_loader(dataset), num_batches=4) as loader:
+    batches = islice(loader, 40)
+    next(batches)
+    start = time.perf_counter()
+    for batch in batches:
+        time.sleep(0.01)  # the model
+    print(f"{39 / (time.perf_counter() - start):.0f} steps per second with perfect data")
+
+# %% [markdown]
+# ## What next
+#
+# - Prometheus, Grafana, TensorBoard, and every number: [observing a run](../observing.md)
+# - `energon-dali tune` finds the number of workers and the decoder for you: [measure and tune](../bench.md)
+# - Ranks that wait for each other, not for data: [balance](../balance.md)
+# - A slow bucket: [reading remote data](../remote.md) and the [shard cache](../shard-cache.md)

@@ -1,0 +1,147 @@
+"""Renders conversations with a tokenizer's chat template, and finds the characters that the assistant says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from energon_dali.errors import ConfigError, DatasetError
+from energon_dali.task_encoder.chat_messages import Message
+
+TrainOn: TypeAlias = Literal["all", "last"]
+Span: TypeAlias = tuple[int, int]
+"""Characters [start, stop) of a text."""
+
+_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja chat template of transformers, which renders it."""
+
+    source: str
+    """The template."""
+    special_tokens: Mapping[str, Any]
+    """Variables of all renderings, such as bos_token."""
+    end_tokens: tuple[str, ...]
+    """Special tokens: white space that follows one at the end of a turn is not said by the assistant."""
+
+    @property
+    def has_markers(self) -> bool:
+        """Whether `{% generation %}` marks what the assistant says."""
+        return _MARKER.search(self.source) is not None
+
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any], **more: Any) -> tuple[str, list[Span]]:
+        """Returns the text of messages, and the characters that the template marks.
+
+        Args:
+            messages: The conversation.
+            variables: Of the template, such as `tools`.
+            **more: Further ones.
+
+        Raises:
+            ConfigError: transformers is too old.
+            DatasetError: The template refuses the conversation.
+        """
+        render_template = _renderer()
+        given = {**self.special_tokens, **variables, **more}
+        from jinja2 import TemplateError
+
+        try:
+            texts, spans = render_template(
+                conversations=[list(messages)],
+                chat_template=self.source,
+                return_assistant_tokens_mask=self.has_markers,
+                **given,
+            )
+        except TemplateError as error:
+            raise DatasetError(f"The chat template refuses a conversation: {error}") from error
+        return texts[0], list(spans[0]) if spans else []
+
+    def spans(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], train_on: TrainOn
+    ) -> tuple[str, list[Span]]:
+        """Returns the text of a conversation, and the characters of the assistant's turns.
+
+        Args:
+            messages: The conversation.
+            variables: Of the template.
+            train_on: "all" turns of the assistant, or the "last" one.
+
+        Raises:
+            ConfigError: The template has no markers, and writes a turn differently when others follow it.
+        """
+        text, marked = self.render(messages, variables)
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if train_on == "last":
+            turns = turns[-1:]
+        if not self.has_markers:
+            return text, [self._turn(messages, number, text, variables) for number in turns]
+        if train_on == "last" and turns:
+            start = len(self._prefix(messages[: turns[0]], text, variables)) if turns[0] else 0
+            marked = [(max(first, start), stop) for first, stop in marked if stop > start]
+        return text, marked
+
+    def _turn(self, messages: Sequence[Message], number: int, text: str, variables: Mapping[str, Any]) -> Span:
+        """Returns the characters of a message: after the prompt for it, up to where the next message starts."""
+        prompt, _ = self.render(messages[:number], {**variables, "add_generation_prompt": True})
+        start = len(self._checked(prompt if text.startswith(prompt) else prompt.rstrip(), text))
+        said = text if number + 1 == len(messages) else self._prefix(messages[: number + 1], text, variables)
+        stripped = said.rstrip()
+        if stripped.endswith(self.end_tokens) and len(stripped) > start:
+            return start, len(stripped)
+        return start, len(said)
+
+    def _prefix(self, messages: Sequence[Message], text: str, variables: Mapping[str, Any]) -> str:
+        said, _ = self.render(messages, {**variables, "add_generation_prompt": False})
+        return self._checked(said, text)
+
+    def _checked(self, prefix: str, text: str) -> str:
+        if text.startswith(prefix):
+            return prefix
+        same = next(place for place, pair in enumerate(zip(prefix, [*text, ""], strict=False)) if pair[0] != pair[1])
+        raise ConfigError(
+            "The chat template writes the first messages of a conversation differently when others follow: "
+            f"after {text[max(0, same - 40) : same]!r}, {prefix[same:][:40]!r} becomes {text[same:][:40]!r}. What the "
+            "assistant says cannot be found in such a text. Give chat_template a version of the template with "
+            "{% generation %} and {% endgeneration %} around it."
+        )
+
+
+def choose_template(processor: Any, tokenizer: Any, chat_template: str | None) -> ChatTemplate:
+    """Returns the template of a processor or tokenizer.
+
+    Args:
+        processor: May have a template of its own; otherwise the tokenizer's is taken.
+        tokenizer: Has the special tokens.
+        chat_template: A template, or the name of one of several; None is the default.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    source = next((found for one in (processor, tokenizer) if (found := getattr(one, "chat_template", None))), None)
+    if isinstance(source, Mapping):
+        source = source.get(chat_template or "default", chat_template)
+    else:
+        source = chat_template or source
+    if not source:
+        raise ConfigError(
+            f"{type(processor).__name__} has no chat template (or several, of which none is the default). Give "
+            "chat_template=..., the Jinja template of the model, or the name of one of several."
+        )
+    named = tokenizer.special_tokens_map
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return ChatTemplate(source, named, tuple(special))
+
+
+def _renderer() -> Callable[..., Any]:
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        raise ConfigError(
+            "Chat templates are rendered by transformers, of which a version from 4.53 on is needed, with jinja2. "
+            "Install them: pip install -U transformers jinja2"
+        ) from error
+    return render_jinja_template

@@ -1,0 +1,276 @@
+"""Conversations become the tokens and the mask of the processors' own `apply_chat_template`."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_dali import ChatEncoder, ConfigError, DatasetError, FrontEnd, MultimodalRope, pack_sequences
+from tests.task_encoder.chat_cases import (
+    CASES,
+    ChatCase,
+    chat_template,
+    chat_tokenizer,
+    conversation,
+    layouts_of,
+    recording,
+)
+
+
+@lru_cache
+def made_case(name: str) -> ChatCase:
+    return CASES[name]()
+
+
+def of_processor(case: ChatCase, template: str, messages: Any, **given: Any) -> dict[str, Any]:
+    """Returns input_ids and assistant_masks of the processor."""
+    made = case.processor.apply_chat_template(
+        messages,
+        chat_template=template,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        return_tensors=None,
+        **given,
+    )
+    return {name: list(made[name][0]) for name in ("input_ids", "assistant_masks")}
+
+
+def compare(name: str, seed: int) -> int:
+    """Compares a random conversation with what the processor makes of it; returns its number of media."""
+    case, draw = made_case(name), random.Random(f"{name} {seed}")
+    template = chat_template(case, draw, marked=True)
+    messages = conversation(case, draw)
+    variables: dict[str, Any] = {}
+    if draw.random() < 0.2:
+        variables["add_generation_prompt"] = True
+    if draw.random() < 0.2:
+        variables["tools"] = [{"type": "function", "function": {"name": "look"}}]
+    media = layouts_of(case, messages)
+    more: dict[str, Any] = {}
+    if case.audio is not None and "videos" in media and draw.random() < 0.5:
+        heard = [recording(draw) for _ in media["videos"]]
+        case.processor.heard = heard
+        media["audio_of_videos"] = [case.audio.layout(len(samples)) for samples in heard]
+        more = {"load_audio_from_video": True, "processor_kwargs": {"fps": 2.0}}
+    expected = of_processor(case, template, messages, **variables, **more)
+    encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=template)
+    chat = encoder(messages, **media, **variables)
+    assert chat.input_ids == expected["input_ids"]
+    assert chat.assistant_mask == expected["assistant_masks"]
+    assert chat.labels == [
+        number if said else -100 for number, said in zip(chat.input_ids, chat.assistant_mask, strict=True)
+    ]
+    return sum(map(len, media.values()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_mask_equal_those_of_the_processor(name: str) -> None:
+    assert sum(compare(name, seed) for seed in range(6)) > 5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_mask_equal_those_of_the_processor_for_many_conversations(name: str) -> None:
+    assert sum(compare(name, seed) for seed in range(6, 120)) > 100
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-VL", "Gemma 3", "InternVL"])
+def test_a_template_without_markers_gives_the_mask_of_one_with_them(name: str) -> None:
+    case = made_case(name)
+    for seed in range(6):
+        messages = conversation(case, random.Random(seed))
+        plain = chat_template(case, random.Random(seed), marked=False)
+        encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=plain)
+        found = encoder(messages, **layouts_of(case, messages))
+        own = of_processor(case, plain, messages)
+        assert found.input_ids == own["input_ids"]
+        assert not any(own["assistant_masks"])  # transformers masks nothing
+        assert sum(found.assistant_mask) > 0
+        text, spans = encoder.template.spans(messages, {}, "all")
+        whole = chat_template(case, random.Random(seed), marked=True, whole=True)
+        same, marked = ChatEncoder(case.processor, chat_template=whole).template.spans(messages, {}, "all")
+        assert same == text
+        for (start, stop), (first, last) in zip(spans, marked, strict=True):
+            assert start == first
+            assert stop in (last, first + len(text[first:last].rstrip()))
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}{% generation %}"
+    "{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}\n"
+    "{% endfor %}"
+)
+MESSAGES = [
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Two?"},
+    {"role": "assistant", "content": " No. "},
+]
+
+
+def said(encoder: ChatEncoder, messages: Any, **given: Any) -> str:
+    chat = encoder(messages, **given)
+    return str(encoder.tokenizer.decode([number for number in chat.labels if number != -100]))
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["plain", "marked"])
+def test_the_assistant_says_its_words_and_the_end_of_its_turn(template: str) -> None:
+    tokenizer = chat_tokenizer(merges=False)
+    tokenizer.chat_template = template
+    assert said(ChatEncoder(tokenizer), MESSAGES) == "Yes.<|im_end|> No. <|im_end|>"
+    assert said(ChatEncoder(tokenizer, train_on="last"), MESSAGES) == " No. <|im_end|>"
+    assert said(ChatEncoder(tokenizer), MESSAGES[:1]) == ""
+    assert said(ChatEncoder(tokenizer), MESSAGES[:1], add_generation_prompt=True) == ""
+    assert said(ChatEncoder(tokenizer, train_on="last"), MESSAGES[1:2]) == "Yes.<|im_end|>"
+    own = tokenizer.apply_chat_template(MESSAGES, return_dict=True, return_assistant_tokens_mask=template == MARKED)
+    chat = ChatEncoder(tokenizer)(MESSAGES)
+    assert chat.input_ids == own["input_ids"]
+    assert template != MARKED or chat.assistant_mask == own["assistant_masks"]
+
+
+def test_a_prompt_that_ends_with_other_white_space_is_found() -> None:
+    template = TEMPLATE.replace("{{ message.role }}\n", "{{ message.role }} ")  # as LLaVA-OneVision's
+    assert (
+        said(ChatEncoder(chat_tokenizer(merges=False), chat_template=template), MESSAGES)
+        == " Yes.<|im_end|>  No. <|im_end|>"
+    )
+
+
+def test_turns_of_llava_become_messages() -> None:
+    case = made_case("LLaVA-OneVision")
+    turns = {
+        "id": 3,
+        "conversations": [
+            {"from": "human", "value": "<image>\nWhat is this? <video>"},
+            {"from": "gpt", "value": "A cat."},
+        ],
+    }
+    image, video = {"type": "image", "image": None}, {"type": "video", "video": None}
+    messages = [
+        {"role": "user", "content": [image, {"type": "text", "text": "What is this?"}, video]},
+        {"role": "assistant", "content": "A cat."},
+    ]
+    template = chat_template(case, random.Random(1), marked=True)
+    encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=template)
+    assert case.image is not None
+    assert case.video is not None
+    media: dict[str, Any] = {"images": [case.image.layout(40, 30)], "videos": [case.video.layout(40, 30, 20, 8.0)]}
+    assert encoder(turns, **media).input_ids == encoder(messages, **media).input_ids
+    assert encoder({"messages": messages}, **media).labels == encoder(messages, **media).labels
+
+
+def test_a_long_conversation_is_refused_or_cut() -> None:
+    case = made_case("Qwen2-VL")
+    assert case.image is not None
+    template = chat_template(case, random.Random(2), marked=True)
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "the cat and the fox jumps over"},
+        {"role": "user", "content": [{"type": "image"}]},
+        {"role": "assistant", "content": "dog"},
+    ]
+    images = [case.image.layout(120, 90)]
+
+    def encoder(**given: Any) -> ChatEncoder:
+        return ChatEncoder(case.processor, image=case.image, chat_template=template, **given)
+
+    whole = encoder()(messages, images=images)
+    assert len(encoder(max_length=len(whole))(messages, images=images)) == len(whole)
+    with pytest.raises(DatasetError, match=f"has {len(whole)} tokens, and max_length is {len(whole) - 1}"):
+        encoder(max_length=len(whole) - 1)(messages, images=images)
+    first = whole.input_ids.index(case.processor.image_token_id)
+    cut = encoder(max_length=len(whole) - 2, too_long="cut")(messages, images=images)
+    assert cut.input_ids == whole.input_ids[:-2]
+    assert cut.labels == whole.labels[:-2]
+    for length in (first, first + 3):
+        with pytest.raises(DatasetError, match="would leave a part of a medium"):
+            encoder(max_length=length, too_long="cut")(messages, images=images)
+    with pytest.raises(DatasetError, match="the assistant says nothing before that"):
+        encoder(max_length=3, too_long="cut")(messages[:2])
+
+
+def test_mistakes_say_what_to_do() -> None:
+    case = made_case("Qwen2-VL")
+    assert case.image is not None
+    template = chat_template(case, random.Random(3), marked=True)
+    encoder = ChatEncoder(case.processor, image=case.image, chat_template=template)
+    layout = case.image.layout(40, 40)
+    with pytest.raises(DatasetError, match=r"has 0 '<\|image_pad\|>' after its chat template, and 1 image parts"):
+        encoder(MESSAGES, images=[layout])
+    with pytest.raises(DatasetError, match=r"has 1 '<\|image_pad\|>'.*and 0 image parts"):
+        encoder([{"role": "user", "content": "Look: <|image_pad|>"}])
+    with pytest.raises(ConfigError, match="was given video parts, and has no front end for them"):
+        encoder(MESSAGES, videos=[layout])
+    with pytest.raises(ConfigError, match="has no chat template"):
+        ChatEncoder(chat_tokenizer(merges=False))
+    with pytest.raises(ConfigError, match="has no fast tokenizer"):
+        ChatEncoder(object())
+    with pytest.raises(ConfigError, match="train_on='first' is invalid"):
+        ChatEncoder(case.processor, chat_template=template, train_on="first")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="changes the text around its images"):
+        ChatEncoder(
+            case.processor,
+            image=FrontEnd.from_processor({"image_processor_type": "Idefics2ImageProcessor"}),
+            chat_template=template,
+        )
+    for wrong, message in (
+        ([], "It must be a list of at least one message"),
+        ("text", "It must be a list"),
+        ({"text": []}, "must hold the list of its messages"),
+        ([{"from": "narrator", "value": "a"}], "is from 'narrator'"),
+        ([{"from": "human"}], "It must have a role and a content"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            encoder(wrong)
+    with pytest.raises(DatasetError, match="refuses a conversation: only users"):
+        ChatEncoder(case.processor, chat_template="{{ raise_exception('only users') }}")(MESSAGES)
+
+
+def test_a_template_that_rewrites_earlier_turns_needs_markers() -> None:
+    template = (
+        "{% for message in messages %}{{ message.role }}: {% if loop.last %}<think>{{ message.thought }}</think>"
+        "{% endif %}{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    tokenizer = chat_tokenizer(merges=False)
+    with pytest.raises(ConfigError, match=r"writes the first messages of a conversation differently.*endgeneration"):
+        ChatEncoder(tokenizer, chat_template=template)(MESSAGES)
+    thoughts = [*MESSAGES[:3], {**MESSAGES[3], "thought": "Hm."}]
+    plain = template.replace("{% if loop.last %}", "{% if loop.last and message.thought %}")
+    encoder = ChatEncoder(tokenizer, chat_template=plain, train_on="last")
+    assert said(encoder, thoughts) == "<think>Hm.</think> No. \n"
+
+
+def test_positions_are_those_of_the_text() -> None:
+    case = made_case("Qwen2.5-VL")
+    draw = random.Random(5)
+    messages = conversation(case, draw)
+    template = chat_template(case, draw, marked=True)
+    rope = MultimodalRope(
+        image_token_id=case.processor.image_token_id,
+        video_token_id=case.processor.video_token_id,
+        tokens_per_second=2,
+    )
+    encoder = ChatEncoder(case.processor, **case.front_ends(), chat_template=template, rope=rope)
+    media = layouts_of(case, messages)
+    assert media.keys() == {"images", "videos"}
+    chat = encoder(messages, **media)
+    seconds = [case.video.seconds_per_grid(layout) for layout in media["videos"]]  # type: ignore[union-attr]
+    positions, _ = rope.positions(
+        chat.input_ids,
+        image_grid_thw=[layout.grid for layout in media["images"]],
+        video_grid_thw=[layout.grid for layout in media["videos"]],
+        second_per_grid_ts=seconds,
+    )
+    assert chat.position_ids is not None
+    assert np.array_equal(chat.position_ids, positions)
+    pack = pack_sequences([chat, chat], position_ids=lambda one: one.position_ids)
+    assert pack.position_ids.shape == (4, 1, 2 * len(chat))
