@@ -42,7 +42,7 @@ help:
 	@echo "make test               runs the tests"
 	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium, and the metrics with a real Prometheus"
 	@echo "make test-faults [PART=1/4]  the full sweeps, or a fixed part of them: Ray, kills, thousands of damaged files, failing disks and servers"
-	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
+	@echo "make test-front-ends    compares all model front ends with transformers' processors on tens of thousands of images"
 	@echo "make check              checks style, layout and types, and that the package did not get worse by tools/house.json"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
 	@echo "make notebooks          writes the tutorials as notebooks into notebooks/"
@@ -116,14 +116,15 @@ $(VENV)/torchvision: $(STAMP) constraints-ci.txt
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ --constraint constraints-ci.txt torchvision
 	@touch $@
 
-# A thousand images per model family, with published and drawn configurations of their processors; and every recipe of
-# examples/vlm, killed and resumed.
+# At least 300 images and 30 configurations per model family, published and drawn ones: less than half an hour on two cores.
+# Then every recipe of examples/vlm, killed and resumed.
 test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
+	$(BIN)/python -m tests.decode.audio_front_ends.family_sweep
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py tests/task_encoder tests/decode/front_ends/test_omni_positions.py
 
 check: $(STAMP)
-	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools docs/tutorials setup.py train.py
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --check

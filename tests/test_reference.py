@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from energon_dali.decode.audio_front_ends.registry import AUDIO_FAMILIES
 from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from tools import reference_tables
 from tools.reference_tables import BLOCK, TABLES, filled, in_short
 
 PAGES = sorted(reference_tables.PAGES.glob("*.md"))
-MADE_BY_RUNNING = ("front_ends", "image_in_hooks", "video_front_ends")
+MADE_BY_RUNNING = ("audio_front_ends", "front_ends", "image_in_hooks", "video_front_ends")
+QUICK_AUDIO = ("gemma4", "wav2vec2")
 QUICK = ("fixed_size", "gemma3", "mllama", "siglip2")
 
 
@@ -68,6 +70,18 @@ def test_batch_vision_returns_what_the_page_says_of_videos(family: Any) -> None:
     assert row_of("video_front_ends", made[0]) == made
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, id=family.family, marks=[] if family.family in QUICK_AUDIO else [pytest.mark.sweep])
+        for family in AUDIO_FAMILIES
+    ],
+)
+def test_batch_audio_returns_what_the_page_says(family: Any) -> None:
+    made = reference_tables.audio_front_end_row(family)
+    assert row_of("audio_front_ends", made[0]) == made
+
+
 @pytest.mark.parametrize("name", IMAGE_DECODE_NAMES)
 def test_values_are_in_the_range_of_the_page(name: str) -> None:
     cells = next(
@@ -92,6 +106,9 @@ def test_a_number_without_a_unit_is_refused() -> None:
 
 def test_types_are_written_as_a_reader_says_them() -> None:
     kinds = tuple(reference_tables.alternatives("Literal['a', 'b'] | Callable[[int], str] | None", reference_tables))
-    assert reference_tables.either(kinds) == '`"a"`, `"b"`, `function` or `None`'
-    assert reference_tables.either(("list[str | int]",)) == "`list[str or int]`"
+    assert (
+        reference_tables.either(kinds)
+        == '<nobr>`"a"`</nobr>, <nobr>`"b"`</nobr>, <nobr>`function`</nobr> or <nobr>`None`</nobr>'
+    )
+    assert reference_tables.either(("list[str | int]",)) == "<nobr>`list[str or int]`</nobr>"
     assert in_short([np.zeros((2, 3), np.uint8)]) == "list of uint8 [2, 3]"

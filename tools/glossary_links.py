@@ -36,10 +36,10 @@ TERMS = {
     "restore-key": r"restore keys?",
     "state": r"(?<=\b[Aa] )state\b|(?<=saved )states?|(?<=\b[Tt]he )states?\b",
 }
-"""What is linked to the entry of each name (`term-NAME` in the glossary)."""
+"""What is linked to the entry of each name (`term-NAME` in the glossary); a space may be the end of a line."""
 OTHER_MEANING = {
-    "stream": {"av-decoder.md", "clips.md", "cuda-graphs.md", "gpu.md", "gpu-evidence.md", "video.md"},
-    "block": {"kernels.md", "shard-cache.md", "storage.md", "benchmarks.md", "errors.md", "video.md"},
+    "stream": {"av-decoder.md", "clips.md", "cuda-graphs.md", "decoding.md", "gpu.md", "gpu-evidence.md", "video.md"},
+    "block": {"kernels.md", "shard-cache.md", "storage.md", "benchmarks.md", "errors.md", "values.md", "video.md"},
     "plan": {"pack.md"},
     "sample-type": {"av-decoder.md"},
 }
@@ -69,7 +69,8 @@ def link_terms(markdown: str, name: str) -> str:
     for term, pattern in TERMS.items():
         if posixpath.basename(name) in OTHER_MEANING.get(term, ()):
             continue
-        for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", markdown, re.IGNORECASE):
+        phrase = pattern.replace(" ", r"[ \n]")
+        for match in re.finditer(rf"(?<![\w-])(?:{phrase})(?![\w-])", markdown, re.IGNORECASE):
             start, end = match.span()
             if all(end <= first or start >= last for first, last in [*spans, *(pair[:2] for pair in found)]):
                 found.append((start, end, term))

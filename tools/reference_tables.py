@@ -32,10 +32,15 @@ sys.path.insert(0, str(ROOT))  # the package of this checkout, and the recipes o
 PAGES = ROOT / "docs" / "reference"
 BLOCK = re.compile(r"(<!-- table: (\S+) ?([^\n]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 NONE = "-"
+MOST_UNBROKEN = 30
+"""Characters of code that stay on one line."""
 MOST_KINDS = 8
 """An option of more names than this has a table of its own."""
 
 UNITS = {
+    "correct_choice_idx": "",
+    "label": "",
+    "matched_text_indices": "",
     "FileStoreCachePool.num_workers": "files",
     "ratio": "width / height",
     "scale": "share of the area",
@@ -295,13 +300,13 @@ def shown_default(option: Option) -> str:
     if value is MISSING:
         return "required"
     if callable(value) and hasattr(value, "__name__"):
-        return f"`{value.__name__}`"
+        return code(value.__name__)
     if isinstance(value, int) and not isinstance(value, bool):
         for name, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
             if value >= size and value % size == 0 and option.unit == "bytes":
                 return f"{value // size:,} {name}"
         return f"{value:,}"
-    return f"`{repr_of(value)}`"
+    return code(repr_of(value))
 
 
 def prose(text: str) -> str:
@@ -310,11 +315,16 @@ def prose(text: str) -> str:
     return text.replace("|", "\\|") or NONE
 
 
+def code(text: str) -> str:
+    """Returns a cell of code, which does not break into lines if it is short."""
+    return f"<nobr>`{text}`</nobr>" if len(text) <= MOST_UNBROKEN else f"`{text}`"
+
+
 def either(kinds: tuple[str, ...]) -> str:
     """Returns the cell with what an option may be."""
     if len(kinds) > MOST_KINDS:
-        return f"one of {len(kinds)} names, below"
-    shown = [f"`{kind.replace(' | ', ' or ')}`" for kind in kinds]
+        return f"one of {len(kinds)} names, listed below"
+    shown = [code(kind.replace(" | ", " or ")) for kind in kinds]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
@@ -338,18 +348,17 @@ def options(path: str, *names: str) -> str:
     def wanted(name: str) -> bool:
         return f"-{name}" not in names and (name in names or all(one.startswith("-") for one in names))
 
-    rows = [
-        (
-            f"`{option.name}`",
-            either(option.kind),
-            shown_default(option),
-            option.unit or NONE,
-            prose(option.text),
-            prose(option.cost),
-        )
-        for option in options_of(find(path), wanted)
-    ]
-    return table(("option", "type", "default", "unit", "meaning", "cost"), rows)
+    rows = [option_cells(option) for option in options_of(find(path), wanted)]
+    return table(("option", "meaning and cost"), rows)
+
+
+def option_cells(option: Option) -> tuple[str, str]:
+    """Returns (name, type, unit and default; meaning and cost) of an option, or of a field of a sample."""
+    unit = f", in {option.unit}" if option.unit else ""
+    default = shown_default(option)
+    shown = default if default == "required" else f"default {default}"
+    cost = f"<br>**Cost:** {prose(option.cost)}" if option.cost else ""
+    return f"{code(option.name)}<br>{either(option.kind)}{unit}<br>{shown}", prose(option.text) + cost
 
 
 def sample_types() -> str:
@@ -361,9 +370,9 @@ def sample_types() -> str:
     for kind in vars(kinds).values():
         if isinstance(kind, type) and issubclass(kind, Sample) and kind is not Sample:
             for number, option in enumerate(options_of(kind)):
-                name = f"`{kind.__name__}`" if number == 0 else ""
-                rows.append((name, f"`{option.name}`", either(option.kind), shown_default(option), prose(option.text)))
-    return table(("sample type", "field", "type", "default", "what it holds"), rows)
+                name = code(kind.__name__) if number == 0 else ""
+                rows.append((name, option_cells(option)[0], prose(option.text)))
+    return table(("sample type", "field", "what it holds"), rows)
 
 
 def base_fields() -> str:
@@ -372,7 +381,7 @@ def base_fields() -> str:
 
     rows = []
     for name in BASE_FIELDS:
-        cells = [f"`{name}`"]
+        cells = [code(name)]
         for kind in (Sample, Batch):
             allowed = tuple(alternatives(kind.__annotations__[name], sys.modules[kind.__module__]))
             cells.append(f"{either(allowed)}. {prose(attribute_texts(kind)[name])}")
@@ -428,19 +437,11 @@ def operations() -> str:
     from energon_dali.decode.operations import OPERATIONS
 
     rows = [
-        (
-            f"`{kind.__name__}`" if number == 0 else "",
-            f"`{option.name}`",
-            either(option.kind),
-            shown_default(option),
-            option.unit or NONE,
-            prose(option.text),
-            prose(option.cost),
-        )
+        (code(kind.__name__) if number == 0 else "", *option_cells(option))
         for kind in OPERATIONS
         for number, option in enumerate(options_of(kind))
     ]
-    return table(("operation", "option", "type", "default", "unit", "meaning", "cost"), rows)
+    return table(("operation", "option", "meaning and cost"), rows)
 
 
 def hooks() -> str:
@@ -458,16 +459,16 @@ def hooks() -> str:
         signature = inspect.signature(hook)
         received = [f"{one.name}: {in_words(one.annotation)}" for one in list(signature.parameters.values())[1:]]
         meaning = inspect.getdoc(hook).partition("\n\n")[0].replace("\n", " ").removeprefix("Returns ")
+        yields = ("without packing" if name == "postencode_sample" else "yes") if f"`{name}`" in several[1] else "no"
+        returned = f"**returns** {in_words(signature.return_annotation)}"
         rows.append(
             (
-                f"`{name}`",
-                "<br>".join(received),
-                in_words(signature.return_annotation),
+                f"{code(name)}<br>may yield several: {yields}",
+                "<br>".join([*received, returned]),
                 prose(meaning[0].upper() + meaning[1:]),
-                ("without packing" if name == "postencode_sample" else "yes") if f"`{name}`" in several[1] else "no",
             )
         )
-    return table(("hook", "receives", "returns", "meaning", "may yield several"), rows)
+    return table(("hook", "receives and returns", "meaning"), rows)
 
 
 WORDS = {
@@ -502,7 +503,7 @@ def image_in_hooks() -> str:
     with tempfile.TemporaryDirectory() as folder:
         prepare_captions(Path(folder))
         seen = [images_seen(Path(folder), decoder) for decoder in columns.values()]
-    rows = [(f"`{hook}`", *(column[hook] for column in seen)) for hook in seen[0]]
+    rows = [(code(hook), *(column[hook] for column in seen)) for hook in seen[0]]
     return table(("hook", *columns), rows)
 
 
@@ -605,7 +606,7 @@ def front_end_row(family: type) -> tuple[str, ...]:
         batches.append([batch_vision([[image]] * count) for count in (1, 2)])
     tokens = front_end.layout(640, 480).num_tokens
     (one, two), (other, _) = batches
-    entries = [f"`{key}`: {symbolic(one[key], two[key], other[key])}" for key in one]
+    entries = batch_entries(one, two, other)
     return f"`{front_end.family}`", f"`{name}`", str(tokens) if tokens else NONE, "<br>".join(entries)
 
 
@@ -632,7 +633,7 @@ def video_front_end_row(family: Any) -> tuple[str, ...]:
         made = decoder.decode("video.mp4", video(*size))
         batches.append((handle, made, [batch_vision([[made]] * count) for count in (1, 2)]))
     (handle, made, (one, two)), (_, _, (other, _)) = batches
-    entries = [f"`{key}`: {symbolic(one[key], two[key], other[key])}" for key in one]
+    entries = batch_entries(one, two, other)
     frames = str(len(made.layout.frames)) if hasattr(made.layout, "frames") else NONE
     return f"`{front_end.family}`", f"`{name}`", frames, str(handle.num_tokens or NONE), "<br>".join(entries)
 
@@ -657,6 +658,47 @@ def video(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
+def audio_front_ends() -> str:
+    """Returns the table of what `batch_audio` returns, by family of feature extractors."""
+    from energon_dali.decode.audio_front_ends.registry import AUDIO_FAMILIES
+
+    return table(AUDIO_HEADER, [audio_front_end_row(family) for family in AUDIO_FAMILIES])
+
+
+AUDIO_HEADER = ("family", "`feature_extractor_type`", "tokens", "what `batch_audio` returns for N recordings")
+
+
+def audio_front_end_row(family: Any) -> tuple[str, ...]:
+    """Returns the row of a family, of recordings of 4 seconds; entries that another duration changes have a star."""
+    from energon_dali import SampleDecoder, batch_audio
+
+    name = family.processors[0]
+    config = {"feature_extractor_type": name, **({"processor_class": family.around[0]} if family.around else {})}
+    front_end = family.from_processor(config)
+    decoder = SampleDecoder(audio_front_end=front_end)
+    short, long = (decoder.decode("recording.wav", recording(seconds)) for seconds in (4, 7))
+    one, two, other = batch_audio([[short]]), batch_audio([[short]] * 2), batch_audio([[long]])
+    entries = batch_entries(one, two, other)
+    return f"`{front_end.family}`", f"`{name}`", str(short.num_tokens or NONE), "<br>".join(entries)
+
+
+@cache
+def recording(seconds: int) -> bytes:
+    """Returns a recording of a tone, mono at 16 kHz, as a WAV file."""
+    import io
+    import wave
+
+    import numpy as np
+
+    file = io.BytesIO()
+    with wave.open(file, "wb") as output:
+        output.setnchannels(1)
+        output.setsampwidth(2)
+        output.setframerate(16_000)
+        output.writeframes((8000 * np.sin(np.arange(seconds * 16_000) * 0.05)).astype("<i2").tobytes())
+    return file.getvalue()
+
+
 def default_front_end(family: Any) -> tuple[Any, str]:
     """Returns the front end of a family with the defaults of a processor, and the name of that processor."""
     from energon_dali import ConfigError, FrontEnd
@@ -674,6 +716,22 @@ def default_front_end(family: Any) -> tuple[Any, str]:
         if type(front_end) is family:
             return front_end, name
     raise SystemExit(f"No processor of {family.__name__} has defaults: give it some in default_front_end.")
+
+
+def batch_entries(one: dict[str, Any], two: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Returns what batches hold, by key; of a key that only batches of several have, the shape of two.
+
+    Args:
+        one: A batch of one.
+        two: A batch of two such.
+        other: A batch of one of another size.
+    """
+    return [
+        f"`{key}`: {symbolic(one[key], value, other[key])}"
+        if key in one
+        else f"`{key}`, for several: {in_short(value).replace('[2,', '[N,')}"
+        for key, value in two.items()
+    ]
 
 
 def symbolic(one: Any, two: Any, other: Any) -> str:
@@ -698,6 +756,7 @@ def symbolic(one: Any, two: Any, other: Any) -> str:
 # --- pages ----------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[..., str]] = {
+    "audio_front_ends": audio_front_ends,
     "base_fields": base_fields,
     "front_ends": front_ends,
     "hooks": hooks,

@@ -19,7 +19,7 @@ def run(command):
     subprocess.run(shlex.split(command), check=True)
 
 
-run("energon-dali demo-data data")  # writes data/photos: 256 photographs. Skip it if you have your own
+run("energon-dali demo-data data")  # makes data/photos; yours may be anywhere
 
 # %% [markdown]
 # ## Pack the images
@@ -31,7 +31,8 @@ run("energon-dali demo-data data")  # writes data/photos: 256 photographs. Skip 
 
 # %%
 run(
-    "energon-dali pack data/photos shards --split train=0.8,val=0.2 --shuffle 1 --sample-type ImageClassificationSample"
+    "energon-dali pack data/photos shards --sample-type ImageClassificationSample "
+    "--split train=0.8,val=0.2 --shuffle 1"
 )
 
 # %% [markdown]
@@ -53,7 +54,9 @@ import energon_dali as ed
 
 
 class TrainEncoder(ed.DefaultTaskEncoder):
-    decoder = ed.DaliDecoder(operations=[ed.RandomResizedCrop(64, scale=(0.3, 1.0)), ed.HorizontalFlip()])
+    decoder = ed.DaliDecoder(
+        operations=[ed.RandomResizedCrop(64, scale=(0.3, 1.0)), ed.HorizontalFlip()]
+    )
 
 
 class ValEncoder(ed.DefaultTaskEncoder):
@@ -70,9 +73,15 @@ class ValEncoder(ed.DefaultTaskEncoder):
 # %%
 workers = ed.WorkerConfig.default_worker_config(num_workers=2)
 train_set = ed.get_train_dataset(
-    "shards", batch_size=32, shuffle_buffer_size=1000, task_encoder=TrainEncoder(), worker_config=workers
+    "shards",
+    batch_size=32,
+    shuffle_buffer_size=1000,
+    task_encoder=TrainEncoder(),
+    worker_config=workers,
 )
-val_set = ed.get_val_dataset("shards", batch_size=32, task_encoder=ValEncoder(), worker_config=workers)
+val_set = ed.get_val_dataset(
+    "shards", batch_size=32, task_encoder=ValEncoder(), worker_config=workers
+)
 
 with ed.get_loader(val_set) as loader:
     batch = next(iter(loader))
@@ -81,7 +90,8 @@ names = dict(zip(batch.label, batch.label_name))  # such as {0: "astronaut", 1: 
 print(len(names) >= 3)  # True
 
 # %% [markdown]
-# Look at what the model will see, before you train on it:
+# Look at what the model will see, before you train on it. (In a notebook, a cell that ends with `batch`
+# [shows it](../reference/notebooks.md), too.)
 
 # %%
 from PIL import Image
@@ -103,14 +113,20 @@ Image.fromarray((row * 255).byte().permute(1, 2, 0).numpy()).save("batch.png")
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 5, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6)
+    nn.Conv2d(3, 16, 5, stride=4),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, 3, stride=2),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.LazyLinear(6),
 ).to(device)
 model(batch.image.to(device))  # gives the last layer its size
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 with ed.get_savable_loader(train_set) as loader:
     for step, batch in zip(range(1, 81), loader):
-        loss = cross_entropy(model(batch.image.to(device)), torch.tensor(batch.label, device=device))
+        labels = torch.tensor(batch.label, device=device)
+        loss = cross_entropy(model(batch.image.to(device)), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -127,8 +143,9 @@ with ed.get_savable_loader(train_set) as loader:
 right = total = 0
 with ed.get_loader(val_set) as loader, torch.no_grad():
     for batch in loader:
-        right += (model(batch.image.to(device)).argmax(1).cpu() == torch.tensor(batch.label)).sum().item()
-        total += len(batch.label)
+        labels = torch.tensor(batch.label, device=device)
+        right += (model(batch.image.to(device)).argmax(1) == labels).sum().item()
+        total += len(labels)
 print(f"{right} of {total} are right")
 print(right / total > 0.9)  # True
 
@@ -139,7 +156,8 @@ print(right / total > 0.9)  # True
 # than others. With it, the next run continues with the batch that would have come.
 
 # %%
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state}, "checkpoint.pt")
+weights, moments = model.state_dict(), optimizer.state_dict()
+torch.save({"model": weights, "optimizer": moments, "loader": state}, "checkpoint.pt")
 
 saved = torch.load("checkpoint.pt")
 with ed.get_savable_loader(train_set) as loader:

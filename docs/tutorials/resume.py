@@ -30,7 +30,9 @@ def run(command):
 for folder in ("killed", "undisturbed"):  # of an earlier run of this page
     shutil.rmtree(folder, ignore_errors=True)
 run("energon-dali demo-data data")
-run("energon-dali pack data/photos photo-shards --sample-type ImageClassificationSample")
+run(
+    "energon-dali pack data/photos photo-shards --sample-type ImageClassificationSample"
+)
 
 # %% [markdown]
 # ## The training
@@ -80,7 +82,8 @@ dataset = ed.get_train_dataset(
     worker_config=ed.WorkerConfig.default_worker_config(num_workers=0),
 )
 torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6)))
+model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6))
+model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 with ed.get_savable_loader(dataset) as loader:
@@ -100,14 +103,14 @@ with ed.get_savable_loader(dataset) as loader:
         seen = [None] * ranks
         dist.all_gather_object(seen, batch.__key__)
         if rank == 0:
-            state = {
-                "model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()
-            }
+            parts = {"model": model, "optimizer": optimizer, "loader": loader}
+            state = {name: part.state_dict() for name, part in parts.items()}
             torch.save(state, folder / "checkpoint.new")
             os.replace(folder / "checkpoint.new", checkpoint)
             with open(folder / "log.jsonl", "a") as log:
                 keys = sorted(key for part in seen for key in part)
-                print(json.dumps({"step": batch.step, "ranks": ranks, "images": keys}), file=log, flush=True)
+                line = {"step": batch.step, "ranks": ranks, "images": keys}
+                print(json.dumps(line), file=log, flush=True)
         if batch.step + 1 == steps:
             break
 dist.destroy_process_group()
@@ -130,7 +133,9 @@ def read_log(folder):
     return {line["step"]: line for line in map(json.loads, lines)}
 
 
-job = subprocess.Popen(shlex.split("torchrun --standalone --nproc-per-node 2 train.py 100000 killed"))
+job = subprocess.Popen(
+    shlex.split("torchrun --standalone --nproc-per-node 2 train.py 100000 killed")
+)
 while len(read_log("killed")) < 5:
     time.sleep(0.1)
 os.kill(int(Path("killed", "pid-1").read_text()), signal.SIGKILL)
@@ -158,9 +163,11 @@ run(f"torchrun --standalone --nproc-per-node 1 train.py {steps} undisturbed")
 
 killed, undisturbed = read_log("killed"), read_log("undisturbed")
 print(sorted({line["ranks"] for line in killed.values()}))  # [2, 3]
-print([line["images"] for line in killed.values()] == [line["images"] for line in undisturbed.values()])  # True
+same = [line["images"] == undisturbed[step]["images"] for step, line in killed.items()]
+print(len(same) == steps, all(same))  # True True
 
-weights = [torch.load(f"{name}/checkpoint.pt")["model"]["module.1.weight"] for name in ("killed", "undisturbed")]
+parts = [torch.load(f"{name}/checkpoint.pt") for name in ("killed", "undisturbed")]
+weights = [part["model"]["module.1.weight"] for part in parts]
 print(torch.allclose(*weights, atol=1e-5))  # True
 
 # %% [markdown]

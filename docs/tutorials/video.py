@@ -106,7 +106,8 @@ dataset = ed.get_train_dataset(
 )
 with ed.get_loader(dataset) as loader:
     batch = next(iter(loader))
-print(batch["frames"].shape, batch["frames"].dtype)  # torch.Size([3, 2, 8, 3, 112, 112]) torch.uint8
+print(batch["frames"].shape)  # torch.Size([3, 2, 8, 3, 112, 112])
+print(batch["frames"].dtype)  # torch.uint8
 print(batch["audio"][0].shape)  # torch.Size([2, 1, 88200])
 print(batch["seconds"].shape)  # torch.Size([3, 2, 8])
 

@@ -10,9 +10,11 @@
 # ```
 
 # %%
+import shlex
 import subprocess
 
-subprocess.run(["energon-dali", "demo-data", "data"], check=True)  # data/captions: 256 images with captions
+demo_data = "energon-dali demo-data data"  # makes data/captions: images with captions
+subprocess.run(shlex.split(demo_data), check=True)
 
 # %% [markdown]
 # ## Use your processor
@@ -29,7 +31,11 @@ import energon_dali as ed
 
 IMAGE, END = 256, 257  # the other tokens are bytes
 
-processor = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 24 * 28 * 28}
+processor = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 3136,
+    "max_pixels": 24 * 28 * 28,
+}
 front_end = ed.FrontEnd.from_processor(processor, image_token_id=IMAGE)
 print(front_end.layout(width=1024, height=768).num_tokens)  # 20
 
@@ -82,11 +88,18 @@ class Encoder(ed.TaskEncoder):
 
     @ed.stateless
     def pack_selected_samples(self, samples):
-        vision = ed.batch_vision([sample["image"] for sample in samples], for_model=True)
-        return {**ed.pack_sequences(samples, position_ids=self.positions).for_model(), **vision}
+        vision = ed.batch_vision(
+            [sample["image"] for sample in samples], for_model=True
+        )
+        return {
+            **ed.pack_sequences(samples, position_ids=self.positions).for_model(),
+            **vision,
+        }
 
     def positions(self, sample):  # Qwen-VL counts in time, height and width
-        return self.rope.positions(sample["input_ids"], image_grid_thw=[sample["image"].layout.grid])[0]
+        return self.rope.positions(
+            sample["input_ids"], image_grid_thw=[sample["image"].layout.grid]
+        )[0]
 
     def batch(self, packs):
         return packs[0]
@@ -111,11 +124,21 @@ text_config = {
     "num_key_value_heads": 2,
     "bos_token_id": None,
     "eos_token_id": END,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [2, 3, 3],
+    },
 }
 config = Qwen2VLConfig(
     text_config=text_config,
-    vision_config={"depth": 1, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64},
+    vision_config={
+        "depth": 1,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "hidden_size": 64,
+    },
     image_token_id=IMAGE,
     video_token_id=258,
     vision_start_token_id=259,
@@ -141,7 +164,7 @@ dataset = ed.get_train_dataset(
 )
 with ed.get_loader(dataset) as loader:
     batch = next(iter(loader))
-print(sorted(batch)[:4])  # ['cu_seq_lens_k', 'cu_seq_lens_q', 'image_grid_thw', 'input_ids']
+print(sorted(batch)[1:4])  # ['cu_seq_lens_q', 'image_grid_thw', 'input_ids']
 print(200 < batch["input_ids"].shape[1] <= 256)  # True
 print(len(batch["cu_seq_lens_q"]) - 1 == len(batch["image_grid_thw"]) > 1)  # True
 
@@ -156,7 +179,10 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 losses = []
 with ed.get_savable_loader(dataset) as loader:
     for step, batch in zip(range(30), loader):
-        batch = {name: value.to(device) if torch.is_tensor(value) else value for name, value in batch.items()}
+        batch = {
+            name: value.to(device) if torch.is_tensor(value) else value
+            for name, value in batch.items()
+        }
         loss = model(**batch).loss
         optimizer.zero_grad()
         loss.backward()

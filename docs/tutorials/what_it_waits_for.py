@@ -28,12 +28,8 @@ run("energon-dali demo-data data")
 # %% [markdown]
 # ## 1. What this machine has
 #
-# `doctor` looks at the driver, DALI, codecs and cores, and says what is missing and how to get it.
-
-# %%
-run("energon-dali doctor")
-
-# %% [markdown]
+# `energon-dali doctor` looks at the driver, DALI, codecs and cores. It says what is missing, and how to get it.
+#
 # ## 2. How fast the data could be
 #
 # `bench` runs your task encoder without a model. It first measures reading, decoding and your hooks alone, then the whole
@@ -57,7 +53,8 @@ class Encoder(ed.DefaultTaskEncoder):
 """
 Path("encoder.py").write_text(ENCODER)
 run(
-    "energon-dali bench data/captions --encoder encoder:Encoder --batch-size 8 --seconds 0.5 --num-workers 1 --decoder own"
+    "energon-dali bench data/captions --encoder encoder:Encoder --batch-size 8 "
+    "--num-workers 1 --decoder own --seconds 0.5"
 )
 
 # %% [markdown]
@@ -91,7 +88,9 @@ def train(num_workers, trace_path=None):
         batch_size=4,
         shuffle_buffer_size=100,
         task_encoder=Encoder(),
-        worker_config=ed.WorkerConfig.default_worker_config(num_workers, num_streams=8, trace_path=trace_path),
+        worker_config=ed.WorkerConfig.default_worker_config(
+            num_workers, num_streams=8, trace_path=trace_path
+        ),
     )
     with ed.get_loader(dataset) as loader, ed.LoaderPanel(loader):
         for batch in islice(loader, 40):
@@ -146,7 +145,8 @@ with ed.UpperBoundLoader(ed.get_loader(dataset), num_batches=4) as loader:
     start = time.perf_counter()
     for batch in batches:
         time.sleep(0.01)  # the model
-    print(f"{39 / (time.perf_counter() - start):.0f} steps per second with perfect data")
+    seconds = time.perf_counter() - start
+print(f"{39 / seconds:.0f} steps per second with perfect data")
 
 # %% [markdown]
 # ## What next

@@ -138,7 +138,7 @@ def start_over(file: MediaFile, facts: StreamFacts, *, tolerant: bool = False) -
                 if cut is not None and not packet.has_sidedata(CUT):
                     packet.set_sidedata(cut)
             return _copy_context(file.container.streams[facts.position].codec_context), chain(first, packets)
-    return select(file, file.reopen(), facts.position), demux(file, facts.position, tolerant=tolerant)
+    return select(file, file.rewind(), facts.position), demux(file, facts.position, tolerant=tolerant)
 
 
 def _copy_context(context: Any) -> Any:
@@ -378,12 +378,23 @@ class RangeDecoder:
             if low >= high:
                 continue
             if samples is None:
-                samples = read_channels(frame)
+                samples = self._view(frame) if index.channels == 1 else read_channels(frame)
                 fits = samples.shape[0] == index.channels and samples.dtype == index.dtype
                 if not fits or self._next > self._starts[number + 1] or frame.sample_rate != index.rate:
                     raise IndexWrongError
             span.samples[:, low - span.start : high - span.start] = samples[:, low - start : high - start]
             span.filled += high - low
+
+    def _view(self, frame: AudioFrame) -> Samples:
+        """Returns the samples of a frame of one channel, [1, samples]: a view, for which PyAV would make two copies.
+
+        Raises:
+            IndexWrongError: It has another type of samples, or more channels.
+        """
+        if frame.format.name != self.index.sample_format or frame.layout.nb_channels != 1:
+            raise IndexWrongError
+        plane: Any = frame.planes[0]
+        return np.frombuffer(plane, self.index.dtype, frame.samples)[None]
 
 
 def _number_of(packet: Any, index: AudioIndex, near: int) -> int:

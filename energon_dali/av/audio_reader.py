@@ -85,6 +85,10 @@ class AudioReader:
         key = ("audio_index", self.damaged)
         return self.file.found(key, lambda: scan_audio(self.file, self.facts, damaged=self.damaged))
 
+    def use_index(self, index: AudioIndex) -> None:
+        """Uses an index that another reader found for the same file, instead of reading its packets again."""
+        self.file.cache.setdefault(("audio_index", self.damaged), index)
+
     @property
     def sample_rate(self) -> int:
         """Samples per second of what is read."""

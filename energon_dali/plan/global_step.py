@@ -169,7 +169,7 @@ def step_size(global_batch_size: int, world_size: int, micro_batch_size: int, un
             Megatron does, or deal counts that differ by one.
 
     Raises:
-        ConfigError: It is no such multiple, or nothing is left of it.
+        ConfigError: It is not such a multiple, or nothing is left of it.
     """
     least = world_size * micro_batch_size
     if uneven == "ragged" or global_batch_size % least == 0:

@@ -44,7 +44,7 @@ def count_tokens(sample: Any) -> int:
         sample: A dataclass, a dict, or any object with such fields.
 
     Raises:
-        ConfigError: There is no such field, or its value has no length; or the front end does not know its
+        ConfigError: There is no such field, or its value has no length; or the front end has no
             `image_token_id` (or `audio_token_id`), without which it is unknown whether the text is expanded.
         DatasetError: The number of placeholders in the text is that of another sample.
         DecodeError: The front end refuses an image of this size.
@@ -218,7 +218,7 @@ def _media_tokens(media: list[_Media], texts: list[Any]) -> int:
     if found == 0:
         if unknown is not None:
             raise ConfigError(
-                f"The text may contain {unknown!r} for each image, and the front end does not know its id. Give "
+                f"The text may contain {unknown!r} for each image, and the front end has no id for it. Give "
                 "FrontEnd.from_processor(processor, placeholder_id=...), or expand the text first."
             )
         return added
@@ -243,7 +243,7 @@ def _placeholder_ids(front_end: Any) -> set[int]:
         own = {front_end.image_token_id, getattr(front_end, "video_token_id", None)}
     if own == {None}:
         raise ConfigError(
-            "This sample has token ids and media, and the front end does not know the id of its placeholder "
+            "This sample has token ids and media, and the front end has no id of its placeholder "
             f"{token!r}: the text may contain the tokens of the media, or not. Give {give}, the whole length as the "
             "field `length`, or a function that counts."
         )

@@ -1,4 +1,4 @@
-"""Trains a vision-language model with Accelerate.
+"""Trains a multimodal model with Accelerate.
 
     torchrun --nproc-per-node=2 examples/vlm/with_accelerate.py --model models/internvl --packed
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, send_to_device
-from captions import make_dataset, read_options
-from transformers import AutoModelForImageTextToText
+from conversations import make_dataset, read_options
+from transformers import AutoModelForMultimodalLM
 
 from energon_dali import GlobalLoaderState, get_savable_loader
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     options = read_options(__doc__, arguments)
     # LLaVA-OneVision does not use the last layer of its vision tower.
     accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
-    model: Any = AutoModelForImageTextToText.from_pretrained(options.model)
+    model: Any = AutoModelForMultimodalLM.from_pretrained(options.model)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     loader: Any = get_savable_loader(make_dataset(options))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

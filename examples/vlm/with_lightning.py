@@ -1,4 +1,4 @@
-"""Trains a vision-language model with Lightning.
+"""Trains a multimodal model with Lightning.
 
     torchrun --nproc-per-node=2 examples/vlm/with_lightning.py --model models/llava_onevision --packed
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import lightning
 import torch
-from captions import CaptionEncoder, read_options
+from conversations import ConversationEncoder, read_options
 from lightning.pytorch.callbacks import ModelCheckpoint
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForMultimodalLM
 
 from energon_dali.tasks import TransformerDataConfig, TransformerDataModule
 
 
-class Captions(TransformerDataModule):
+class Conversations(TransformerDataModule):
     """The data, with its position in each checkpoint."""
 
     def __init__(self, options: Any) -> None:
@@ -37,18 +37,18 @@ class Captions(TransformerDataModule):
         )
         self.options = options
 
-    def task_encoder(self, split: str) -> CaptionEncoder:
+    def task_encoder(self, split: str) -> ConversationEncoder:
         """Returns the encoder of a split."""
         options = self.options
-        return CaptionEncoder(options.model, decoder=options.decoder, row_length=options.row_length)
+        return ConversationEncoder(options.model, decoder=options.decoder, row_length=options.row_length)
 
 
-class Captioner(lightning.LightningModule):
+class Module(lightning.LightningModule):
     """A model of transformers, and its optimizer."""
 
     def __init__(self, options: Any) -> None:
         super().__init__()
-        self.model = AutoModelForImageTextToText.from_pretrained(options.model)
+        self.model = AutoModelForMultimodalLM.from_pretrained(options.model)
         self.learning_rate = options.learning_rate
         self.losses: list[float] = []
 
@@ -66,7 +66,7 @@ class Captioner(lightning.LightningModule):
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Runs the command line; returns the losses of this rank's steps."""
     options = read_options(__doc__, arguments)
-    model = Captioner(options)
+    model = Module(options)
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     trainer = lightning.Trainer(
         max_steps=options.steps,
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         enable_model_summary=False,
     )
     last = options.out / "last.ckpt"
-    trainer.fit(model, datamodule=Captions(options), ckpt_path=last if last.exists() else None)
+    trainer.fit(model, datamodule=Conversations(options), ckpt_path=last if last.exists() else None)
     if trainer.is_global_zero:
         model.model.save_pretrained(options.out / "final")
     return model.losses

@@ -1,4 +1,4 @@
-"""Trains a vision-language model with transformers.Trainer.
+"""Trains a multimodal model with transformers.Trainer.
 
     torchrun --nproc-per-node=2 examples/vlm/with_trainer.py --model models/qwen2_vl --packed
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from captions import make_dataset, read_options
-from transformers import AutoModelForImageTextToText, Trainer, TrainingArguments
+from conversations import make_dataset, read_options
+from transformers import AutoModelForMultimodalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from energon_dali.integrations.transformers import LoaderTrainerMixin
 
 
-class CaptionTrainer(LoaderTrainerMixin, Trainer):
+class ConversationTrainer(LoaderTrainerMixin, Trainer):
     """Takes its batches from a dataset of energon_dali."""
 
 
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         "disable_tqdm": True,
     }
     last = get_last_checkpoint(options.out) if options.out.is_dir() else None
-    trainer = CaptionTrainer(
+    trainer = ConversationTrainer(
         # From the checkpoint: the Trainer does not find weights whose names a model converts (transformers 43701).
-        model=AutoModelForImageTextToText.from_pretrained(last or options.model),
+        model=AutoModelForMultimodalLM.from_pretrained(last or options.model),
         args=TrainingArguments(str(options.out), **training),
         train_dataset=make_dataset(options),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForMultimodalLM
 
 from energon_dali import WorkerConfig, get_loader, get_train_dataset
 
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> list[float]:
         arguments: Folder of the model, and of the data.
     """
     model, data = Path(arguments[0]), arguments[1]
-    encoder_class: Any = importlib.import_module("captions").CaptionEncoder
+    encoder_class: Any = importlib.import_module("conversations").ConversationEncoder
 
     class Both(encoder_class):  # type: ignore[misc]
         def pack_selected_samples(self, samples: list[Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> list[float]:
         packing_buffer_size=32,
         task_encoder=Both(model),
     )
-    network = AutoModelForImageTextToText.from_pretrained(model).eval()
+    network = AutoModelForMultimodalLM.from_pretrained(model).eval()
     with get_loader(dataset) as loader, torch.no_grad():
         made = next(iter(loader))
         packed = network(**made["pack"]).logits

@@ -2,10 +2,10 @@
 
     python -m tests.examples.ranks FOLDER SPEC
 
-FOLDER gets the dataset of `energon-dali demo-data` and models/FAMILY, if they are not there. SPEC is JSON: a list of
-runs that follow each other, each {"recipe", "family", "arguments", "kill_at", "report", "world"}: a recipe's module, a
-family of models, the command line, the step of the optimizer after which all ranks die, the file that gets the losses
-of each rank (with .RANK), and the number of ranks.
+FOLDER gets the dataset of `energon-dali demo-data` or of small_data.py, and models/FAMILY, if they are not there. SPEC
+is JSON: a list of runs that follow each other, each {"recipe", "family", "data", "arguments", "kill_at", "report",
+"world"}: a recipe's module, a family of models, a kind of data, the command line, the step of the optimizer after which
+all ranks die, the file that gets the losses of each rank (with .RANK), and the number of ranks.
 """
 
 from __future__ import annotations
@@ -69,12 +69,15 @@ def run_recipe(run: dict[str, Any]) -> None:
     assert codes == [wanted] * run["world"], (codes, run)
 
 
-def make_data(folder: Path, families: set[str]) -> None:
+def make_data(folder: Path, kinds: set[str], families: set[str]) -> None:
     from energon_dali.cli.main import main as command
 
-    tiny_model = importlib.import_module("tiny_model")
-    if not (folder / "captions").exists():
-        command(["demo-data", str(folder), "--samples", "64"], standalone_mode=False)
+    tiny_model, small_data = importlib.import_module("tiny_model"), importlib.import_module("small_data")
+    for kind in kinds:
+        if not (folder / kind).exists() and kind == "captions":
+            command(["demo-data", str(folder), "--samples", "64"], standalone_mode=False)
+        elif not (folder / kind).exists():
+            small_data.write_data(kind, folder / kind)
     for family in families:
         if not (folder / "models" / family).exists():
             tiny_model.write_tiny_model(family, folder / "models" / family)
@@ -86,7 +89,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    make_data(folder, {run["family"] for run in runs})
+    make_data(folder, {run["data"] for run in runs}, {run["family"] for run in runs})
     for recipe in {run["recipe"] for run in runs}:
         importlib.import_module(recipe)
     gc.freeze()

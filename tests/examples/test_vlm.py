@@ -12,7 +12,17 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = ("qwen2_vl", "internvl", "llava_onevision")
+CASES = (
+    ("captions", "qwen2_vl"),
+    ("captions", "internvl"),
+    ("captions", "llava_onevision"),
+    ("images", "llava_onevision"),
+    ("images", "qwen2_vl"),
+    ("video", "qwen2_5_vl"),
+    ("audio", "qwen2_audio"),
+    ("omni", "qwen2_5_omni"),
+)
+"""Kinds of data, and families of models that take them."""
 RECIPES = ("with_trainer", "with_accelerate", "with_lightning")
 STEPS, SAVED, KILLED = 9, 4, 6
 
@@ -27,13 +37,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def runs_of(data: Path, folder: Path, recipe: str, family: str, *, packed: bool, decoder: str = "pil") -> list[Any]:
+def runs_of(
+    data: Path, folder: Path, recipe: str, case: tuple[str, str], *, packed: bool, decoder: str = "pil"
+) -> list[Any]:
     """Returns the runs of a recipe: killed, resumed, and whole; the last ones write reports."""
+    kind, family = case
 
     def run(name: str, report: str, kill_at: int | None = None) -> dict[str, Any]:
         arguments = {
             "--model": data / "models" / family,
-            "--data": data / "captions",
+            "--data": data / kind,
             "--out": folder / name,
             "--steps": STEPS,
             "--save-steps": SAVED,
@@ -45,6 +58,7 @@ def runs_of(data: Path, folder: Path, recipe: str, family: str, *, packed: bool,
         return {
             "recipe": recipe,
             "family": family,
+            "data": kind,
             "arguments": command,
             "kill_at": kill_at,
             "report": str(folder / report),
@@ -76,12 +90,14 @@ def check(folder: Path) -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def comparison(data: Path, family: str, report: Path) -> dict[str, Any]:
+def comparison(data: Path, case: tuple[str, str], report: Path) -> dict[str, Any]:
     """Returns the run that compares a pack with its samples."""
+    kind, family = case
     return {
         "recipe": "tests.examples.compare_packing",
         "family": family,
-        "arguments": [str(data / "models" / family), str(data / "captions")],
+        "data": kind,
+        "arguments": [str(data / "models" / family), str(data / kind)],
         "kill_at": None,
         "report": str(report),
         "world": 1,
@@ -106,8 +122,19 @@ def test_a_recipe_learns_and_resumes_exactly(data: Path, tmp_path: Path, warm_py
     folder = tmp_path / "with_trainer"
     folder.mkdir()
     compared = folder / "compared"
-    runs = runs_of(data, folder, "with_trainer", "qwen2_vl", packed=True)
-    train(warm_python, data, [*runs, comparison(data, "qwen2_vl", compared)])
+    runs = runs_of(data, folder, "with_trainer", CASES[0], packed=True)
+    train(warm_python, data, [*runs, comparison(data, CASES[0], compared)])
+    check(folder)
+    check_comparison(compared)
+
+
+@pytest.mark.timeout(300)
+def test_images_videos_and_audio_in_one_conversation_are_learnt(data: Path, tmp_path: Path, warm_python: str) -> None:
+    folder = tmp_path / "with_accelerate"
+    folder.mkdir()
+    compared = folder / "compared"
+    runs = runs_of(data, folder, "with_accelerate", CASES[-1], packed=True)
+    train(warm_python, data, [*runs, comparison(data, CASES[-1], compared)])
     check(folder)
     check_comparison(compared)
 
@@ -115,23 +142,23 @@ def test_a_recipe_learns_and_resumes_exactly(data: Path, tmp_path: Path, warm_py
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_packing_changes_no_logit(data: Path, tmp_path: Path, warm_python: str) -> None:
-    train(warm_python, data, [comparison(data, family, tmp_path / family) for family in FAMILIES])
-    for family in FAMILIES:
-        check_comparison(tmp_path / family)
+    train(warm_python, data, [comparison(data, case, tmp_path / "-".join(case)) for case in CASES])
+    for case in CASES:
+        check_comparison(tmp_path / "-".join(case))
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_recipe_learns_and_resumes_exactly(
-    data: Path, tmp_path: Path, warm_python: str, family: str, packed: bool
+    data: Path, tmp_path: Path, warm_python: str, case: tuple[str, str], packed: bool
 ) -> None:
     runs = []
     for recipe in RECIPES:
         (tmp_path / recipe).mkdir()
         decoder = "dali" if recipe == "with_accelerate" else "pil"
-        runs += runs_of(data, tmp_path / recipe, recipe, family, packed=packed, decoder=decoder)
+        runs += runs_of(data, tmp_path / recipe, recipe, case, packed=packed, decoder=decoder)
     train(warm_python, data, runs)
     for recipe in RECIPES:
         check(tmp_path / recipe)

@@ -274,3 +274,20 @@ def test_positions_are_those_of_the_text() -> None:
     assert np.array_equal(chat.position_ids, positions)
     pack = pack_sequences([chat, chat], position_ids=lambda one: one.position_ids)
     assert pack.position_ids.shape == (4, 1, 2 * len(chat))
+
+
+def test_the_default_template_of_qwen2_audio_needs_no_markers() -> None:
+    case = made_case("Qwen2-Audio")
+    assert case.audio is not None
+    encoder = ChatEncoder(case.processor, **case.front_ends())
+    messages = [
+        {"role": "user", "content": [{"type": "audio", "audio": np.zeros(8000, np.float32)}]},
+        {"role": "assistant", "content": "A bell."},
+        {"role": "user", "content": [{"type": "text", "text": "And this? "}, {"type": "audio"}]},
+        {"role": "assistant", "content": "A dog."},
+    ]
+    layouts = [case.audio.layout(count) for count in (8000, 16000)]
+    assert said(encoder, messages, audio=layouts) == "A bell.<|im_end|>A dog.<|im_end|>"
+    messages[2]["content"][1]["audio"] = np.zeros(16000, np.float32)  # type: ignore[index]
+    own = case.processor.apply_chat_template(messages, tokenize=True, return_dict=True)
+    assert encoder(messages, audio=layouts).input_ids == list(own["input_ids"][0])

@@ -86,7 +86,7 @@ def test_a_file_of_a_store_counts_if_it_can_be_media() -> None:
 
 def test_what_cannot_be_counted_says_why() -> None:
     unknown = handle(front_end=FrontEnd.from_processor(CONFIG))
-    with pytest.raises(ConfigError, match=r"does not know the id of its placeholder '<.image_pad.>'.*image_token_id="):
+    with pytest.raises(ConfigError, match=r"has no id of its placeholder '<.image_pad.>'.*image_token_id="):
         count_tokens({"tokens": [1], "image": unknown})
     with pytest.raises(DatasetError, match="3 placeholder tokens for 1 images or videos with 50 tokens"):
         count_tokens({"tokens": [ID] * 3, "image": IMAGE})

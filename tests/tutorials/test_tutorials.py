@@ -62,6 +62,7 @@ def test_it_runs_and_prints_what_it_says(
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "WARM_WORKERS": "1",
+        "PYTHON_EXEC": warm_python,  # with which torchrun starts its ranks
     }
     program = [warm_python, "-W", "error::DeprecationWarning:__main__", tutorial.name]
     done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -13,6 +13,8 @@ from energon_dali.errors import DecodeError
 from energon_dali.samples.base import SourceInfo
 
 ROUTE: Route = "pyav"
+_MOST_KEPT_PACKETS = 4096
+"""Packets up to which a handle keeps its index, of 24 bytes each, while it waits to be decoded."""
 
 
 def stage_recording(
@@ -46,7 +48,8 @@ def stage_recording(
             has_video = file.find_stream("video") is not None
             if has_video and not (of_videos and file.find_stream("audio") is not None):
                 return None, True
-            total = _reader(file, spec.front_end).num_samples
+            reader = _reader(file, spec.front_end)
+            total, index = reader.num_samples, reader.index
             handles = [
                 AudioHandle(
                     name,
@@ -60,6 +63,7 @@ def stage_recording(
                     start_sample=start,
                     num_samples=stop - start,
                     limits=limits,
+                    index=index if len(index.pts) <= _MOST_KEPT_PACKETS else None,
                 )
                 for start, stop in spec.choose(total, seed)
             ]
@@ -109,7 +113,10 @@ def decode_recording(handle: AudioHandle) -> AudioInput:
     waveform = torch.zeros(front_end.channels, 0)
     if stop > start:
         with MediaFile(handle.data, limits=handle.limits) as file:
-            samples = as_float(_reader(file, front_end).read(start, stop))
+            reader = _reader(file, front_end)
+            if handle.index is not None:
+                reader.use_index(handle.index)
+            samples = as_float(reader.read(start, stop))
         if samples.shape[1] != stop - start:
             raise DecodeError(
                 f"Its packets say {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",

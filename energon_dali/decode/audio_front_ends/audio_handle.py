@@ -14,6 +14,7 @@ from energon_dali.plan.rng import uniform
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
+    from energon_dali.av.audio_index import AudioIndex
     from energon_dali.av.sparse_media import SparseMedia
 
 AudioSegments = Literal["first", "random", "all"]
@@ -100,6 +101,8 @@ class AudioHandle(MediaHandle):
     """Samples of the segment."""
     limits: AVLimits | None = None
     """Limits for decoding; None for the defaults."""
+    index: AudioIndex | None = None
+    """The packets that were counted, so that decoding need not count them again; None where they are many."""
     decoded: AudioInput | None = None
     """What the front end made of it, if a worker decoded it; `data` is then empty."""
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 LONGEST_SECONDS = 3600.0
 
 
+def _take_optional(config: ProcessorConfig, name: str, most: float) -> float | None:
+    """Returns a number, or None if the configuration has none."""
+    return None if config.take(name) is None else config.take_number(name, 0.0, least=0.0, most=most)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodecWaveforms(PaddedWaveforms):
     """Base of front ends for codecs. Values: dtype[channels, samples]; the mask is int32[recordings, samples]."""
@@ -65,16 +70,12 @@ class Encodec(CodecWaveforms):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        chunked = {"chunk_seconds": "chunk_length_s", "overlap": "overlap"}
-        most = {"chunk_seconds": LONGEST_SECONDS, "overlap": 1.0}
         return cls(
             sampling_rate=take_sampling_rate(config, 24_000),
             channels=config.take_integer("feature_size", 1, most=2),
+            chunk_seconds=_take_optional(config, "chunk_length_s", LONGEST_SECONDS),
+            overlap=_take_optional(config, "overlap", 1.0),
             **cls.padding_of(config),
-            **{
-                field: None if config.take(name) is None else config.take_number(name, 0.0, least=0.0, most=most[field])
-                for field, name in chunked.items()
-            },
         )
 
     def __post_init__(self) -> None:
@@ -212,18 +213,41 @@ class MuseSpark(PaddedWaveforms):
 
     sampling_rate: int = 24_000
     pad_to_multiple_of: int | None = 1920
+    samples_per_token: int = 1920
+    """Samples of a token."""
+    audio_token: str = "<|audio|>"
+    start_token: str = "<|soft_audio_start|>"
+    """Text before the tokens (audio_start_token)."""
+    end_token: str = "<|soft_audio_end|>"
+    """Text after them (audio_end_token)."""
 
     family: ClassVar[str] = "muse_spark"
     processors: ClassVar[tuple[str, ...]] = ("MuseSparkFeatureExtractor",)
+    in_text: ClassVar[bool] = True
     model_keys: ClassVar[tuple[str, ...]] = ("input_values", "input_values_mask")
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
+        size = config.take_integer("samples_per_token", 1920)
         return cls(
             **cls.mono_of(config, cls.sampling_rate),
-            pad_to_multiple_of=config.take_integer("samples_per_token", 1920),
+            pad_to_multiple_of=size,
+            samples_per_token=size,
+            audio_token=config.outer_text("audio_token", cls.audio_token),
+            start_token=config.outer_text("audio_start_token", cls.start_token),
+            end_token=config.outer_text("audio_end_token", cls.end_token),
             returns_mask=config.take_flag("return_attention_mask", True),
         )
+
+    def layout(self, num_samples: int) -> AudioLayout:
+        kept = self.rule.kept(num_samples)
+        return AudioLayout(num_samples, kept, kept, -(-kept // self.samples_per_token))
+
+    def audio_text(self, layout: AudioLayout) -> str:
+        return f"{self.start_token}{super().audio_text(layout)}{self.end_token}"
+
+    def text_tokens(self, layout: AudioLayout) -> int:
+        return layout.num_tokens + 2
 
     def collate(self, samples: Sequence[Sequence[AudioInput]]) -> dict[str, Any]:
         import torch
@@ -284,6 +308,10 @@ class Gemma4Unified(PaddedAudio):
     samples_per_token: int = 640
     """Samples of a token (audio_samples_per_token)."""
     audio_token: str = "<|audio|>"
+    start_token: str = "<|audio>"
+    """Text before the tokens (boa_token)."""
+    end_token: str = "<audio|>"
+    """Text after them (eoa_token)."""
 
     family: ClassVar[str] = "gemma4_unified"
     processors: ClassVar[tuple[str, ...]] = ("Gemma4UnifiedAudioFeatureExtractor",)
@@ -292,10 +320,13 @@ class Gemma4Unified(PaddedAudio):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.take("return_attention_mask")
-        config.take("feature_size")
+        config.take_integer("feature_size", 640, least=2)  # of 1, the extractor would pad both axes
         return cls(
             sampling_rate=take_sampling_rate(config),
             samples_per_token=config.take_integer("audio_samples_per_token", 640),
+            audio_token=config.outer_text("audio_token", cls.audio_token),
+            start_token=config.outer_text("boa_token", cls.start_token),
+            end_token=config.outer_text("eoa_token", cls.end_token),
             **cls.padding_of(config),
         )
 
@@ -308,6 +339,12 @@ class Gemma4Unified(PaddedAudio):
 
         missing = layout.num_frames * self.samples_per_token - samples.shape[-1]
         return torch.nn.functional.pad(samples, (0, missing)).view(-1, self.samples_per_token)
+
+    def audio_text(self, layout: AudioLayout) -> str:
+        return f"{self.start_token}{super().audio_text(layout)}{self.end_token}"
+
+    def text_tokens(self, layout: AudioLayout) -> int:
+        return layout.num_tokens + 2
 
     def collate(self, samples: Sequence[Sequence[AudioInput]]) -> dict[str, Any]:
         import torch

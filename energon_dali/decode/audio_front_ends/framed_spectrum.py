@@ -87,7 +87,8 @@ class FramedSpectrum:
             some = slice(start, start + _FRAMES_AT_ONCE)
             mels = self.mel.apply(self._spectrum(frames[some].astype(np.float64)))
             result[:, some] = self._logarithm(mels).T
-        return result.T
+        features: NDArray[Any] = result.T
+        return features
 
     def _frames(self, waveform: NDArray[Any]) -> NDArray[Any]:
         """Returns a view of the frames, [frames, frame_length]."""
@@ -135,8 +136,14 @@ def window_weights(name: WindowName, length: int, periodic: bool = True) -> Floa
         periodic: Whether it is the window of one sample more, without the last one.
     """
     extended = length + periodic
-    shapes = {"hann": np.hanning, "hamming": np.hamming, "boxcar": np.ones}
-    window = np.power(np.hanning(extended), 0.85) if name == "povey" else shapes[name](extended)
+    if name == "hamming":
+        window = np.hamming(extended)
+    elif name == "boxcar":
+        window = np.ones(extended)
+    else:
+        window = np.hanning(extended)
+    if name == "povey":
+        window = np.power(window, 0.85)
     window = np.ascontiguousarray(window[:length])
     window.flags.writeable = False
     return window

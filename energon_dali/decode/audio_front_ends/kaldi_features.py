@@ -88,7 +88,7 @@ class SeamlessM4T(PaddedAudio):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        config.take("feature_size")
+        config.take_integer("feature_size", 80, least=2)  # of 1, the extractor would pad both axes
         config.take("return_attention_mask")
         return cls(
             sampling_rate=take_sampling_rate(config),
@@ -99,7 +99,7 @@ class SeamlessM4T(PaddedAudio):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.padding == "none" and self.pad_to_multiple_of is None and self.stride < 1:
+        if self.stride < 1:
             raise self._invalid("stride", "It is at least 1")
 
     def layout(self, num_samples: int) -> AudioLayout:
@@ -149,7 +149,7 @@ class Speech2Text(PaddedAudio):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("dither", 0.0, "it adds random noise")
-        config.take("feature_size")
+        config.take_integer("feature_size", 80, least=2)  # of 1, the extractor would pad both axes
         config.take("return_attention_mask")
         means, deviations = config.take_flag("normalize_means", True), config.take_flag("normalize_vars", True)
         normalizes = config.take_flag("do_ceptral_normalize", True)

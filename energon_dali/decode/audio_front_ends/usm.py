@@ -90,6 +90,11 @@ class UsmFeatures(PaddedAudio):
             floor = floor.item()
         if not isinstance(floor, float) or not 0.0 < floor < math.inf:
             raise config.invalid("mel_floor", floor, "a number greater than 0")
+        numbers: dict[str, Any] = {
+            name: config.take_number(name, getattr(cls, name), least=least, most=most)
+            for name, (least, most) in ranges.items()
+        }
+        bins: dict[str, Any] = {name: cls._per_bin(config, name, mels) for name in ("per_bin_mean", "per_bin_stddev")}
         return cls(
             sampling_rate=rate,
             num_mels=mels,
@@ -98,11 +103,8 @@ class UsmFeatures(PaddedAudio):
             fft_length=fft_length,
             preemphasis_htk_flavor=config.take_flag("preemphasis_htk_flavor", True),
             mel_floor=floor,
-            **{
-                name: config.take_number(name, getattr(cls, name), least=least, most=most)
-                for name, (least, most) in ranges.items()
-            },
-            **{name: cls._per_bin(config, name, mels) for name in ("per_bin_mean", "per_bin_stddev")},
+            **numbers,
+            **bins,
         )
 
     @classmethod

@@ -78,8 +78,8 @@ class ClipAudio:
             self._take_features(self.features)
         if self.missing == "silence" and (self.sample_rate is None or self.channels is None):
             raise ConfigError(
-                'ClipAudio(missing="silence") does not know how much silence: a file without audio has no sample rate '
-                "and no channels. Give sample_rate and channels too."
+                'ClipAudio(missing="silence") needs a rate and channels for the silence: a file without audio has '
+                "none. Give sample_rate and channels too."
             )
 
     def _take_features(self, features: object) -> None:

@@ -12,7 +12,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.llava_next import choose_resolution, fit, take_resolutions
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
 
 _TILES = ((1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 4), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2))
 _MORE_TILES = ((4, 1), (4, 2), (5, 1), (6, 1), (7, 1), (8, 1))
@@ -54,14 +54,17 @@ class Aria(FrontEnd):
             side, splits = 980, False
         if side not in _TOKENS:
             raise config.invalid("max_image_size", side, "490 or 980")
+        resolutions = take_resolutions(config, "split_resolutions", _RESOLUTIONS)
+        if splits and not resolutions:
+            raise config.error("split_resolutions is empty, and split_image=True needs one")
         given = config.outer.get("size_conversion")
         tokens = given.get(str(side)) if isinstance(given, Mapping) else None
         return cls(
             **config.take_conversion(HALF, HALF, "bicubic"),
             side=side,
-            min_side=config.take_integer("min_image_size", 336, most=LARGEST_SIDE),
+            min_side=config.take_integer("min_image_size", 336, most=side),
             splits=splits,
-            resolutions=take_resolutions(config, "split_resolutions", _RESOLUTIONS),
+            resolutions=resolutions,
             square_tokens=tokens if isinstance(tokens, int) else _TOKENS[side],
             image_token=config.outer_text("image_token", cls.image_token),
         )

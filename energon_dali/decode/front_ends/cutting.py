@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,11 +64,38 @@ def cut_tiles(planes: torch.Tensor, height: int, width: int) -> torch.Tensor:
     Returns:
         uint8[..., rows * columns, 3, height * width]; a view if there is one tile.
     """
+    cut = _grid(planes, height, width)
+    rows, columns, channels = cut.shape[-5:-2]
+    return cut.reshape(*cut.shape[:-5], rows * columns, channels, height * width)
+
+
+def cut_all_tiles(canvases: Iterable[tuple[View, torch.Tensor]]) -> torch.Tensor:
+    """Returns the tiles of all canvases of an image in turn, each written into its place once.
+
+    Args:
+        canvases: At least one view and its canvas, uint8[..., 3, H, W]. Their tiles have one size.
+
+    Returns:
+        uint8[..., tiles, 3, height * width]; a view if there is one tile.
+    """
+    given = list(canvases)
+    if len(given) == 1:
+        return cut_tiles(given[0][1], *given[0][0].tile_size)
+    grids = [_grid(canvas, *view.tile_size) for view, canvas in given]
+    counts = [grid.shape[-5] * grid.shape[-4] for grid in grids]
+    several, tile = grids[0].shape[:-5], grids[0].shape[-3:]
+    tiles = grids[0].new_empty((*several, sum(counts), *tile))
+    for grid, part in zip(grids, tiles.split(counts, len(several)), strict=True):  # type: ignore[no-untyped-call]
+        part.view(grid.shape).copy_(grid)
+    return tiles.flatten(-2)
+
+
+def _grid(planes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Returns a view of a canvas as its tiles: uint8[..., rows, columns, 3, height, width]."""
     several, channels = planes.shape[:-3], planes.shape[-3]
     rows, columns = planes.shape[-2] // height, planes.shape[-1] // width
     cut = planes.reshape(*several, channels, rows, height, columns, width)
-    cut = cut.movedim((-4, -2), (-5, -4))  # [..., rows, columns, channels, height, width]
-    return cut.reshape(*several, rows * columns, channels, height * width)
+    return cut.movedim((-4, -2), (-5, -4))
 
 
 def cut_patches(planes: torch.Tensor, patch: int, merge: int = 1) -> torch.Tensor:

@@ -75,6 +75,7 @@ _DEFAULTS = {
     "PoolFormerImageProcessor": _Default(
         _SHORTEST_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _SQUARE_224, square=False
     ),
+    "PPChart2TableImageProcessor": _Default({"height": 1024, "width": 1024}, CLIP_MEAN, CLIP_STD, "bicubic"),
     "PvtImageProcessor": _Default(_SQUARE_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic"),
     "SiglipImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bicubic", None, True, square=False),
     "ViTImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bilinear"),

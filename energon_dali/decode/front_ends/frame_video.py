@@ -81,13 +81,7 @@ class StackedVideo(FrameVideo):
     """Takes frames at equal steps, and stacks videos of one length and size."""
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
-        count = self.wanted_frames(total_frames, fps)
-        if count is None:
-            return list(range(total_frames))
-        count = max(1, count)
-        if count > total_frames:
-            raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
-        return [number * total_frames // count for number in range(count)]
+        return frames_of_equal_steps(self.wanted_frames(total_frames, fps), total_frames)
 
     def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
         """Returns dtype[videos, frames, 3, height, width]."""
@@ -179,6 +173,24 @@ class InternVLVideo(FrameVideo):
 
     def words(self, layout: VideoLayout) -> list[str]:
         return [f"{chr(10) if number else ''}Frame{number + 1}: " for number in range(len(layout.frames))]
+
+
+def frames_of_equal_steps(count: int | None, total_frames: int) -> list[int]:
+    """Returns frame numbers at equal steps from the first one, as most video processors choose them.
+
+    Args:
+        count: Frames to take; None takes all.
+        total_frames: Frames of the video.
+
+    Raises:
+        DecodeError: The video has fewer.
+    """
+    if count is None:
+        return list(range(total_frames))
+    count = max(1, count)
+    if count > total_frames:
+        raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
+    return [number * total_frames // count for number in range(count)]
 
 
 def _initial_shift(config: ProcessorConfig) -> bool | float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.annotations import place_boxes, place_map
-from energon_dali.decode.front_ends.cutting import clear_outside, cut_tiles, placed
+from energon_dali.decode.front_ends.cutting import clear_outside, cut_all_tiles, placed
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
@@ -298,10 +298,7 @@ class FrontEnd(ProcessorFamily):
         Returns:
             By default uint8[tiles, 3, height * width], the tiles of all views in turn.
         """
-        import torch
-
-        parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(pixels, layout)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return cut_all_tiles(self.canvases(pixels, layout))
 
     def render_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> list[VisionInput]:
         """Returns several images of one size and layout as the model takes them: what `render` returns for each.
@@ -316,10 +313,7 @@ class FrontEnd(ProcessorFamily):
 
     def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
         """Returns the bytes of `arrange` for images of one size and layout, one after the other along a first axis."""
-        import torch
-
-        parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(Pixels(tensor=pixels), layout)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return cut_all_tiles(self.canvases(Pixels(tensor=pixels), layout))
 
     def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
         """Returns the shape of the values that `finish` makes of the bytes of `arrange`."""

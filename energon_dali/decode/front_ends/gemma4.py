@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
@@ -15,6 +15,9 @@ from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, Proces
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
 from energon_dali.decode.front_ends.siglip2 import PixelPatches
 from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    import torch
 
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 """Values of max_soft_tokens that the processor allows."""
@@ -47,19 +50,15 @@ class Gemma4(PixelPatches):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        config.require("do_resize", True, "images that are not resized are not whole blocks of patches")
-        most = config.take_integer("max_soft_tokens", 280)
-        if most not in _SOFT_TOKENS:
-            raise config.invalid("max_soft_tokens", most, f"one of {', '.join(map(str, _SOFT_TOKENS))}")
-        patch = config.take_integer("patch_size", 16, most=LARGEST_PATCH)
-        block = config.take_integer("pooling_kernel_size", 3, most=MOST_MERGED)
+        fields = take_soft_tokens(config, 280)
         if config.type_name == "Gemma4UnifiedImageProcessor":  # its patches are whole blocks
-            patch, block = patch * block, 1
+            fields["patch_size"], fields["pooling_kernel_size"] = (
+                fields["patch_size"] * fields["pooling_kernel_size"],
+                1,
+            )
         return cls(
             **config.take_conversion((0.0,) * 3, (1.0,) * 3, "bicubic", normalize=False),
-            patch_size=patch,
-            pooling_kernel_size=block,
-            max_soft_tokens=most,
+            **fields,
             image_token=config.outer_text("image_token", cls.image_token),
             start_token=config.outer_text("boi_token", cls.start_token),
             end_token=config.outer_text("eoi_token", cls.end_token),
@@ -96,19 +95,54 @@ class Gemma4(PixelPatches):
     def text_tokens(self, layout: ImageLayout) -> int:
         return layout.num_tokens + 2
 
+    @property
+    def max_patches(self) -> int:
+        """Most patches of an image, to which those of a batch are padded."""
+        return self.max_soft_tokens * self.pooling_kernel_size**2
+
+    def positions(self, rows: int, columns: int) -> torch.Tensor:
+        """Returns (column, row) of each patch of a grid, and (-1, -1) for padding: int64[1, max_patches, 2].
+
+        Args:
+            rows: Of patches.
+            columns: Likewise.
+        """
+        import torch
+
+        found = torch.full((1, self.max_patches, 2), -1, dtype=torch.int64)
+        found[0, : rows * columns, 0] = torch.arange(columns).repeat(rows)
+        found[0, : rows * columns, 1] = torch.arange(rows).repeat_interleave(columns)
+        return found
+
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
         images = [image for sample in samples for image in sample]
-        most = self.max_soft_tokens * self.pooling_kernel_size**2
-        positions = torch.full((len(images), most, 2), -1, dtype=torch.int64)
-        for image, row in zip(images, positions, strict=True):
-            rows, columns = image.layout.grid
-            row[: image.rows, 0] = torch.arange(columns).repeat(rows)
-            row[: image.rows, 1] = torch.arange(rows).repeat_interleave(columns)
+        positions = torch.cat([self.positions(*image.layout.grid) for image in images])
         tokens = torch.tensor([image.num_tokens for image in images], dtype=torch.int64)
         return {
-            "pixel_values": self.padded(images, most),
+            "pixel_values": self.padded(images, self.max_patches),
             "image_position_ids": positions,
             "num_soft_tokens_per_image": tokens,
         }
+
+
+def take_soft_tokens(config: ProcessorConfig, most: int) -> dict[str, Any]:
+    """Returns the fields patch_size, pooling_kernel_size and max_soft_tokens.
+
+    Args:
+        config: Of the processor.
+        most: Default of max_soft_tokens.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    config.require("do_resize", True, "images that are not resized are not whole blocks of patches")
+    most = config.take_integer("max_soft_tokens", most)
+    if most not in _SOFT_TOKENS:
+        raise config.invalid("max_soft_tokens", most, f"one of {', '.join(map(str, _SOFT_TOKENS))}")
+    return {
+        "patch_size": config.take_integer("patch_size", 16, most=LARGEST_PATCH),
+        "pooling_kernel_size": config.take_integer("pooling_kernel_size", 3, most=MOST_MERGED),
+        "max_soft_tokens": most,
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.layout import VideoLayout
+from energon_dali.decode.front_ends.padded_blocks import view_in_blocks, whole_blocks
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, smart_resize_frames
 from energon_dali.decode.front_ends.qwen_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
@@ -67,6 +68,8 @@ class Glm4VVideo(PatchedVideo):
     family: ClassVar[str] = "glm4v_video"
     processors: ClassVar[tuple[str, ...]] = ("Glm4vVideoProcessor",)
     word_digits: ClassVar[int] = 3
+    default_pixels: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 2 * 30000)
+    """(min_pixels, max_pixels) of a processor that does not say."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +80,7 @@ class Glm4VVideo(PatchedVideo):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        pixels = take_shared_pixel_range(config, (112 * 112, 28 * 28 * 2 * 30000))
+        pixels = take_shared_pixel_range(config, cls.default_pixels)
         take_unused(config, "max_image_size", "num_frames")
         return cls(
             **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
@@ -145,34 +148,125 @@ class Glm46VVideo(Glm4VVideo):
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
         if not self.samples:
             return list(range(total_frames))
-        duration = total_frames / fps
-        seconds = min(duration, self.most_seconds)
-        rate = next(rate for limit, rate in self.rates if seconds <= limit)
-        count = min(int(seconds * rate * self.temporal_patch_size), self.most_frames)
+        count, step, end = self.plan(total_frames / fps)
         if total_frames < count:
-            frames = _spread(0, total_frames - 1, count)
+            frames = self.repeated(total_frames, count)
         else:
-            frames = self._at_rate(total_frames, fps, rate, int(duration))
+            frames = _at_ticks(total_frames, fps, step, end)
             if len(frames) < count:
                 frames = _spread(frames[0], frames[-1], count) if frames else _spread(0, total_frames - 1, count)
             elif len(frames) > count:
                 frames = _spread(0, total_frames - 1, count)
         return _even(frames)
 
-    def _at_rate(self, total_frames: int, fps: float, rate: float, end: int) -> list[int]:
-        """Returns the first frame at or after each tick, until a tick reaches the last whole second."""
-        step, second, frames = 1 / (self.temporal_patch_size * rate), 0.0, []
-        frame_seconds = 1 / fps
-        for frame in range(total_frames):
-            if frame * frame_seconds >= second:
-                second += step
-                frames.append(frame)
-                if second >= end:
-                    break
-        return frames
+    def plan(self, duration: float) -> tuple[int, float, float]:
+        """Returns how many frames are taken, the seconds between two of them, and the second at which they end.
+
+        Args:
+            duration: Of the video in seconds.
+        """
+        seconds = min(duration, self.most_seconds)
+        rate = next(rate for limit, rate in self.rates if seconds <= limit)
+        count = min(int(seconds * rate * self.temporal_patch_size), self.most_frames)
+        return count, 1 / (self.temporal_patch_size * rate), int(duration)
+
+    def repeated(self, total_frames: int, count: int) -> list[int]:
+        """Returns the frames of a video that has fewer than are taken.
+
+        Args:
+            total_frames: Frames of the video.
+            count: Frames to take.
+        """
+        return _spread(0, total_frames - 1, count)
 
     def time_text(self, seconds: float) -> str:
         return f"{seconds:.1f} seconds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmgaVideo(Glm46VVideo):
+    """Videos of GLM-GA: a number of frames per second, up to a number of frames."""
+
+    max_frames: int = 640
+    """Most frames of a video."""
+
+    family: ClassVar[str] = "glmga_video"
+    processors: ClassVar[tuple[str, ...]] = ("GlmgaVideoProcessor",)
+    default_pixels: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 2 * 55790)
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("patch_expand_factor", 1, "blocks would be larger than what is merged")
+        most = config.take_integer("max_frames", 640)
+        made = super().from_config(config)
+        return made.with_fields(max_frames=most, fps=config.take_number("fps", 2.0))
+
+    def plan(self, duration: float) -> tuple[int, float, float]:
+        step = 1 / (self.fps or 2.0)
+        return min(int(duration * (self.fps or 2.0)), self.max_frames), step, duration - step
+
+    def repeated(self, total_frames: int, count: int) -> list[int]:
+        return [math.floor(number * total_frames / count) for number in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm5NextVideo(Glm46VVideo):
+    """Videos of GLM-5: frames keep their size if they may, with black below and to the right up to whole blocks."""
+
+    max_frames: int = 2048
+    """Most frames of a video."""
+    max_duration: float = 0
+    """Seconds from which on no more frames are taken; 0 is no limit."""
+
+    family: ClassVar[str] = "glm5_next_video"
+    processors: ClassVar[tuple[str, ...]] = ("Glm5NextVideoProcessor",)
+    unused_keys: ClassVar[frozenset[str]] = Glm46VVideo.unused_keys | {"size", "num_frames", "max_image_size"}
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("patch_expand_factor", 1, "blocks would be larger than what is merged")
+        take_unused(config)
+        fewest, most = (
+            config.take_integer(f"{name}_image_tokens", default) for name, default in (("min", 16), ("max", 240000))
+        )
+        fields = take_patch_fields(config, (fewest, most), mean=CLIP_MEAN, std=CLIP_STD)
+        block = fields["temporal_patch_size"] * (fields["patch_size"] * fields["merge_size"]) ** 2
+        return cls(
+            **{**fields, "min_pixels": fewest * block, "max_pixels": most * block},
+            **config.take_texts(cls, "video_token", "image_token"),
+            samples=config.take_flag("do_sample_frames", True),
+            fps=config.take_number("fps", 2.0),
+            max_duration=config.take_number("max_duration", 0, least=0),
+            max_frames=config.take_integer("max_frames", 2048),
+        )
+
+    def plan(self, duration: float) -> tuple[int, float, float]:
+        seconds = min(duration, self.max_duration) if self.max_duration > 0 else duration
+        rate = self.fps or 2.0
+        return min(int(seconds * rate), self.max_frames), 1 / rate, int(duration)
+
+    def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        block = self.patch_size * self.merge_size
+        return whole_blocks(frames, height, width, self.temporal_patch_size, block, self.min_pixels, self.max_pixels)
+
+    def frames_layout(self, width: int, height: int, frames: tuple[int, ...], total: int, fps: float) -> VideoLayout:
+        made = super().frames_layout(width, height, frames, total, fps)
+        if not self.resizes:
+            return made
+        view = view_in_blocks(made.views[0].canvas_size, height, width, len(frames), self.min_pixels)
+        return replace(made, views=(view,))
+
+
+def _at_ticks(total_frames: int, fps: float, step: float, end: float) -> list[int]:
+    """Returns the first frame at or after each tick, until a tick reaches the end."""
+    second, frames, frame_seconds = 0.0, [], 1 / fps
+    for frame in range(total_frames):
+        if frame * frame_seconds >= second:
+            second += step
+            frames.append(frame)
+            if second >= end:
+                break
+    return frames
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.fixed_size import HALF
+from energon_dali.decode.front_ends.lanczos import resized_by_torch
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.padded_blocks import view_in_blocks, whole_blocks
 from energon_dali.decode.front_ends.processor_config import LARGEST_AREA, ProcessorConfig
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL, check_whole_blocks, take_patches
+from energon_dali.decode.front_ends.resampling import Pixels
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +56,7 @@ class Glm5Next(Qwen2VL):
         view = View(height, width)
         if self.resizes:
             canvas = self.resized(height, width)
-            scale = min(canvas[0] / height, canvas[1] / width)
-            if self.temporal_patch_size * height * width >= self.min_pixels:
-                scale = min(1.0, scale)
-            inner = [
-                max(1, min(most, math.floor(side * scale))) for most, side in zip(canvas, (height, width), strict=True)
-            ]
-            view = View(inner[0], inner[1], canvas=canvas)
+            view = view_in_blocks(canvas, height, width, self.temporal_patch_size, self.min_pixels)
         else:
             check_whole_blocks(height, width, self.patch_size * self.merge_size)
         rows, columns = (side // self.patch_size for side in view.canvas_size)
@@ -75,35 +72,6 @@ class Glm5Next(Qwen2VL):
             self.min_pixels,
             self.max_pixels,
         )
-
-
-def whole_blocks(
-    frames: int, height: int, width: int, temporal: int, block: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
-    """Returns (height, width) of the canvas of frames, rounded up to blocks, with all its pixels within a range.
-
-    The rule is that of GLM-5's processors in transformers; the arguments are those of `smart_resize_frames`.
-    """
-
-    def up(side: float) -> int:
-        return math.ceil(side / block) * block
-
-    count = max(temporal, round(frames / temporal) * temporal)
-    rows, columns = up(height), up(width)
-    if count * rows * columns < min_pixels:
-        scale = math.sqrt(min_pixels / (frames * height * width))
-        rows, columns = up(max(1, math.ceil(height * scale))), up(max(1, math.ceil(width * scale)))
-    if count * rows * columns <= max_pixels:
-        return rows, columns
-    low, high, best = 1, height, (block, block)
-    while low <= high:
-        middle = (low + high) // 2
-        canvas = up(middle), up(max(1, math.floor(width * middle / height)))
-        if count * canvas[0] * canvas[1] <= max_pixels:
-            best, low = canvas, middle + 1
-        else:
-            high = middle - 1
-    return best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +123,19 @@ class MuseGlimmer(Qwen2VL):
             allowed = [(max(1, round(rows)), max(1, round(columns)))]
         best = min(allowed, key=lambda grid: abs(grid[0] / grid[1] - height / width))
         return best[0] * block, best[1] * block
+
+    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
+        return super().arrange(self._resampled(pixels, layout), layout)
+
+    def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        return super().arrange_alike(self._resampled(Pixels(tensor=pixels), layout).tensor, layout)
+
+    def _resampled(self, pixels: Pixels, layout: ImageLayout) -> Pixels:
+        """Returns the pixels at the size of the view, by torch's Lanczos filter where that is asked for."""
+        (view,) = layout.views
+        if self.filter != "lanczos" or self.resampling != "torch":
+            return pixels
+        return resized_by_torch(pixels, view.height, view.width)
 
     def write_values(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor) -> None:
         values = self.values.convert(pixels, self.torch_dtype, channel_axis=1)  # dtype[patches, 3, patch_size ** 2]

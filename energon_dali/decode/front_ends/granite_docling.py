@@ -51,13 +51,18 @@ class GraniteDocling(TileGrid):
             name: config.take_number(name, 0.0, least=0.0, most=LARGEST_FACTOR)
             for name in ("dense_max_scale", "dense_min_aspect", "dense_max_aspect")
         }
+        fewest = config.take_integer("min_patches", 1, most=MOST_TILES)
+        most = config.take_integer("max_patches", 32, most=MOST_TILES)
+        dense = config.take_integer("dense_max_patches", 0, least=0, most=MOST_TILES)
+        if fewest > min(most, dense or most):
+            raise config.error(f"min_patches={fewest} is more than max_patches={most} or dense_max_patches={dense}")
         return cls(
             **config.take_conversion(CLIP_MEAN, CLIP_STD, "bicubic"),
             tile_size=config.height_and_width("size", size),
             tiles=config.take_flag("crop_to_patches", True),
-            min_tiles=config.take_integer("min_patches", 1, most=MOST_TILES),
-            max_tiles=config.take_integer("max_patches", 32, most=MOST_TILES),
-            dense_max_tiles=config.take_integer("dense_max_patches", 0, least=0, most=MOST_TILES),
+            min_tiles=fewest,
+            max_tiles=most,
+            dense_max_tiles=dense,
             **numbers,
             fine=config.take_flag("fine_route", False),
             image_seq_len=config.outer_integer("image_seq_len", 64, least=1),

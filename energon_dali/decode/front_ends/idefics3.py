@@ -87,7 +87,7 @@ class Idefics3(FrontEnd):
         views: list[View] = []
         source, tile = (height, width), self.tile_size
         if self.size is not None or self.longest_edge is not None:
-            source = self.size or _longest_edge(height, width, self.longest_edge or 0)
+            source = self.size or longest_edge_size(height, width, self.longest_edge or 0)
             views.append(View(*source, emitted=False))
         rows = columns = 0
         before = len(views) - 1
@@ -148,7 +148,7 @@ class Idefics3(FrontEnd):
         return batch
 
 
-def _longest_edge(height: int, width: int, longest: int) -> tuple[int, int]:
+def longest_edge_size(height: int, width: int, longest: int) -> tuple[int, int]:
     """Returns (height, width) with the longer side as wanted; the shorter one is even, or 1."""
     aspect = width / height
     if width >= height:

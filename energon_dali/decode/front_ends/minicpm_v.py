@@ -70,7 +70,7 @@ class MiniCpmV(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         config.require("do_resize", True, "images that are not resized are not whole patches")
         mode = config.take("downsample_mode", "16x")
-        if mode not in _MERGED:
+        if not isinstance(mode, str) or mode not in _MERGED:
             raise config.invalid("downsample_mode", mode, '"16x" or "4x"')
         tokens = ("image_token", "image_start_token", "image_end_token", "slice_start_token", "slice_end_token")
         return cls(

@@ -111,13 +111,13 @@ class Mllama(FrontEnd):
             int64[samples, longest input_ids, most images of a sample, max_tiles], 1 where a token attends.
 
         Raises:
-            ConfigError: The front end does not know `image_token_id`.
+            ConfigError: The front end has no `image_token_id`.
         """
         import torch
 
         if self.image_token_id is None:
             raise ConfigError(
-                "This front end does not know the id of its image token, by which images are found in input_ids. Give "
+                "This front end has no id of its image token, by which images are found in input_ids. Give "
                 "it: front_end.with_fields(image_token_id=tokenizer.convert_tokens_to_ids(front_end.image_token))."
             )
 

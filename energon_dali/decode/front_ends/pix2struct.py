@@ -143,12 +143,13 @@ class Kosmos25(Pix2Struct):
         known = config.take_around("Kosmos2_5Processor") is not None
         size = config.take_size("patch_size", {"height": 16, "width": 16}, square=True, most=LARGEST_PATCH)
         config.require_pil("it rounds and normalises otherwise")
+        most = config.take_integer("max_patches", 4096, most=_MOST_PATCHES)
         return cls(
             values=PixelValues(None),
             filter="bilinear",
             convert_rgb=config.take_flag("do_convert_rgb", True),
             patch_size=config.height_and_width("patch_size", size),
-            max_patches=4096 if known else config.take_integer("max_patches", 4096, most=_MOST_PATCHES),
+            max_patches=4096 if known else most,  # which the processor passes, whatever its image processor says
             num_image_tokens=config.outer_integer("num_image_tokens", 2048) if known else 0,
             **config.take_texts(cls, "image_token", "boi_token", "eoi_token"),
         )

@@ -277,11 +277,13 @@ class Qwen3VLVideo(PatchedVideo):
     """Tokens of a frame for `cap_pixels_per_frame`."""
 
     family: ClassVar[str] = "qwen3_vl_video"
-    processors: ClassVar[tuple[str, ...]] = ("Qwen3VLVideoProcessor",)
+    processors: ClassVar[tuple[str, ...]] = ("Qwen3VLVideoProcessor", "CohereCompassVideoProcessor")
+    default_pixels: ClassVar[tuple[int, int]] = (128 * 32 * 32, 32 * 32 * 768)
+    """(min_pixels, max_pixels) of a processor that does not say."""
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        pixels = take_shared_pixel_range(config, (128 * 32 * 32, 32 * 32 * 768))
+        pixels = take_shared_pixel_range(config, cls.default_pixels)
         take_unused(config, "max_image_size", "max_duration")
         return cls(
             **take_patch_fields(config, pixels, mean=HALF, std=HALF, patch_size=16),

@@ -27,7 +27,8 @@ from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevi
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.gemma4 import Gemma4
-from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm46VVideo
+from energon_dali.decode.front_ends.gemma4_video import Gemma4Video
+from energon_dali.decode.front_ends.glm4v import Glm4V, Glm4VVideo, Glm5NextVideo, Glm46VVideo, GlmgaVideo
 from energon_dali.decode.front_ends.glm5_next import Glm5Next, MuseGlimmer
 from energon_dali.decode.front_ends.granite_docling import GraniteDocling
 from energon_dali.decode.front_ends.idefics2 import Idefics2
@@ -42,6 +43,7 @@ from energon_dali.decode.front_ends.minicpm_v import MiniCpmV
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.molmo2 import Molmo2
 from energon_dali.decode.front_ends.nearest_family import describe_nearest_family
+from energon_dali.decode.front_ends.nemotron_omni import NemotronOmni
 from energon_dali.decode.front_ends.ovis2 import Ovis2
 from energon_dali.decode.front_ends.padded_batch import PaddedBatch
 from energon_dali.decode.front_ends.patch_relatives import (
@@ -53,6 +55,7 @@ from energon_dali.decode.front_ends.patch_relatives import (
     PaddleOcrVL,
     VideoLlama3,
 )
+from energon_dali.decode.front_ends.patched_video_relatives import Cosmos3EdgeVideo, KimiK25Video
 from energon_dali.decode.front_ends.perception_lm import PerceptionLM
 from energon_dali.decode.front_ends.phi4_multimodal import Phi4Multimodal
 from energon_dali.decode.front_ends.pix2struct import Kosmos25, Pix2Struct
@@ -66,6 +69,7 @@ from energon_dali.decode.front_ends.resampling import Resampling
 from energon_dali.decode.front_ends.resized import FrameSequence, Resized, Sam2
 from energon_dali.decode.front_ends.sam import Sam
 from energon_dali.decode.front_ends.siglip2 import Siglip2
+from energon_dali.decode.front_ends.smolvlm_video import SmolVLMVideo
 from energon_dali.decode.front_ends.step3p7 import Step3p7
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.front_ends.vision_video import VisionVideo, VJepa2Video
@@ -142,6 +146,7 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Phi4Multimodal,
     Lfm2VL,
     Molmo2,
+    NemotronOmni,
     LlavaNext,
     LlavaOnevision,
     Mllama,
@@ -168,8 +173,14 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
     Qwen3VLVideo,
     Glm4VVideo,
     Glm46VVideo,
+    Glm5NextVideo,
+    GlmgaVideo,
+    Cosmos3EdgeVideo,
+    KimiK25Video,
+    Gemma4Video,
     InternVLVideo,
     LlavaOnevisionVideo,
+    SmolVLMVideo,
     VisionVideo,
     VJepa2Video,
     InstructBlipVideo,

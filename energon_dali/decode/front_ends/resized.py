@@ -31,7 +31,7 @@ from energon_dali.decode.front_ends.resize_rules import (
     checked_size,
     take_rule,
 )
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +153,9 @@ _PROCESSORS = {
         convert_rgb=True,
         refused=(_NO_PADDING,),
     ),
+    "PI0ImageProcessor": _Processor(
+        {"max_height": 224, "max_width": 224}, HALF, HALF, "bicubic", ("image_seq_length",), convert_rgb=True, crop={}
+    ),
     "PerceiverImageProcessor": _Processor(
         _SQUARE_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _PAD, crop={"height": 256, "width": 256}, crops=True
     ),
@@ -229,6 +232,8 @@ class Resized(FrontEnd):
     """(height, width) of the centre that is cut out after resizing, with black around images that are smaller."""
     crop_fraction: tuple[float, float] | None = None
     """(height, width) of the centre that is cut out before resizing, as parts of the shorter side (Perceiver)."""
+    pad: tuple[int, int] | None = None
+    """(height, width) of the canvas in whose corner the image is put, with zeros around (PI0)."""
     pad_multiple: int | None = None
     """The resized image is put into the middle of a canvas whose sides are multiples of it, with zeros around (DPT)."""
     flips_channels: bool = False
@@ -236,7 +241,9 @@ class Resized(FrontEnd):
 
     family: ClassVar[str] = "resized"
     processors: ClassVar[tuple[str, ...]] = tuple(name for name in _PROCESSORS if name not in (*_SAM2, *_FRAMES))
-    torchvision_only: ClassVar[frozenset[str]] = frozenset({"Tipsv2ImageProcessor", "Tipsv2DptImageProcessor"})
+    torchvision_only: ClassVar[frozenset[str]] = frozenset(
+        {"Tipsv2ImageProcessor", "Tipsv2DptImageProcessor", "PI0ImageProcessor"}
+    )
     fill: ClassVar[tuple[int, int, int] | None] = None
 
     @classmethod
@@ -254,6 +261,7 @@ class Resized(FrontEnd):
             convert_rgb="do_convert_rgb" not in what.unused and config.take_flag("do_convert_rgb", what.convert_rgb),
             rule=rule,
             flips_channels=_flips_channels(config),
+            pad=_pad(config),
             pad_multiple=_pad_multiple(config),
             **_crop_fields(config, what),
         )
@@ -273,6 +281,12 @@ class Resized(FrontEnd):
             view = View(rows, columns, canvas=(canvas[0], canvas[1]), position=position, source=source)
         else:
             view = cropped_view(rows, columns, self.crop, by=by, fill=(0, 0, 0), source=source)
+        if self.pad is not None:
+            if view.canvas_size[0] > self.pad[0] or view.canvas_size[1] > self.pad[1]:
+                raise DecodeError(
+                    f"{view.canvas_size} pixels after resizing are more than those of pad_size={self.pad}"
+                )
+            view = replace(view, canvas=self.pad, fill=None)
         return ImageLayout(height, width, (*views, view), 0, (0, 0))
 
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
@@ -349,6 +363,15 @@ def _flips_channels(config: ProcessorConfig) -> bool:
     if config.type_name == "MobileViTImageProcessor":
         return config.take_flag("do_flip_channel_order", True)
     return config.type_name == "LayoutLMv2ImageProcessor"
+
+
+def _pad(config: ProcessorConfig) -> tuple[int, int] | None:
+    if config.type_name != "PI0ImageProcessor":
+        return None
+    if config.take_flag("do_center_crop", False):
+        raise config.error("do_center_crop=True is not supported: the processor pads what it crops")
+    size = config.take_size("pad_size", _SQUARE_224, square=True)
+    return config.height_and_width("pad_size", size) if config.take_flag("do_pad", True) else None
 
 
 def _pad_multiple(config: ProcessorConfig) -> int | None:

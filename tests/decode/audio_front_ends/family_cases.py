@@ -187,8 +187,8 @@ def codec_cases() -> Iterator[AudioCase]:
     for delay, prefix, rate in itertools.product((0.0, 0.3, 1.7), (0.0, 0.25, 1.0), (16_000, 24_000)):
         seconds = {"audio_delay_seconds": delay, "audio_silence_prefix_seconds": prefix, "sampling_rate": rate}
         yield AudioCase(kyutai, seconds)
-    for chunks in (0.1, 0.5, 1.0):
-        yield AudioCase(kyutai, {"chunk_length_s": chunks, "overlap": 0.1, "audio_delay_seconds": 0.5})
+    for chunks, overlap in itertools.product((0.1, 0.5, 1.0), (0.0, 0.1)):
+        yield AudioCase(kyutai, {"chunk_length_s": chunks, "overlap": overlap, "audio_delay_seconds": 0.5})
     for options, fields in plain:
         yield AudioCase(kyutai, {}, options, fields)
         yield AudioCase(kyutai, {"padding_side": "left", "audio_silence_prefix_seconds": 0.1}, options, fields)
@@ -203,13 +203,13 @@ def codec_cases() -> Iterator[AudioCase]:
         hop = {16_000: 320, 24_000: 320, 44_100: 512, 48_000: 1920}[rate]
         yield AudioCase(name, {"sampling_rate": rate, "hop_length": hop}, {}, {}, published)
     for name in ("DacFeatureExtractor", "DiaFeatureExtractor", "PeAudioFeatureExtractor"):
-        for hop, rate, (options, fields) in itertools.product((320, 513), (16_000, 24_000, 44_100), plain):
+        for hop, rate, (options, fields) in itertools.product((320, 441, 513), (16_000, 24_000, 44_100), plain):
             yield AudioCase(name, {"hop_length": hop, "sampling_rate": rate}, options, fields)
         for hop, length in itertools.product((320, 441), (100, 1000, 1234)):
             options = {"padding": False, "truncation": True, "max_length": length}
             # Only recordings of one length, or longer than that, form a batch.
             yield AudioCase(name, {"hop_length": hop}, options, {**options, "padding": "none"})
-        for side, value in itertools.product(("left", "right"), (0.1, -0.5)):
+        for side, value in itertools.product(("left", "right"), (0.1, -0.5, 1.0)):
             yield AudioCase(name, {"padding_side": side, "padding_value": value})
     for hop, rate in itertools.product((320, 512), (16_000, 44_100)):
         yield AudioCase("DiaFeatureExtractor", {"feature_size": 2, "hop_length": hop, "sampling_rate": rate})
@@ -230,7 +230,7 @@ def codec_cases() -> Iterator[AudioCase]:
         yield AudioCase(vibe, {"target_dB_FS": loud}, call, {"returns_mask": masks})
 
     unified = "Gemma4UnifiedAudioFeatureExtractor"
-    for size, value in itertools.product((640, 320, 100, 1), (0.0, 1.0)):
+    for size, value in itertools.product((640, 320, 100, 2), (0.0, 1.0)):
         yield AudioCase(unified, {"audio_samples_per_token": size, "feature_size": size, "padding_value": value})
     for size, length, cuts in itertools.product((640, 160), (10, 33, 500), (True, False)):
         options = {"padding": True, "max_length": length, "truncation": cuts}

@@ -1,4 +1,4 @@
-"""Compares front ends with their extractors on many recordings: `python -m tests.decode.audio_front_ends.family_sweep`."""
+"""Compares front ends with extractors on many recordings: `python -m tests.decode.audio_front_ends.family_sweep`."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.decode.front_ends.registry import FAMILIES, VIDEO_FAMILIES
+from tests.decode.audio_front_ends.coverage import audio_outcomes
 from tests.decode.front_ends import video_sweep
 from tests.decode.front_ends.cases import CASES
 from tests.decode.front_ends.torchvision_records import PATH as RECORDS
@@ -29,7 +30,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "model-types.md"
 _DRAWS = 12
 """Configurations of a case that are drawn to see which classes it compares."""
 _MISSING = "no front end yet"
-_SOUND = "no front ends for sound yet"
 _PARTS = {"ColModernVBertProcessor": "idefics3"}
 """By processor that only types without an image processor of their own have: the type whose image processor it has."""
 REASONS = {
@@ -40,11 +40,14 @@ REASONS = {
     "SegGptImageProcessor": "takes prompts of images and masks with the image",
     "TimmWrapperImageProcessor": "needs timm, whose own transforms it runs",
     "TvpImageProcessor": "takes videos as lists of images",
+    "Ernie4_5_VLMoeVideoProcessor": "draws times into the frames",
+    "VideoLlama3VideoProcessor": "drops tokens of frames that differ little, so that their number follows from pixels",
     "VitMatteImageProcessor": "takes a trimap with the image, as a fourth channel",
     "VitPoseImageProcessor": "cuts out the boxes of people, which it is given with the image",
 }
 """Why a class has no front end, where it is not that nobody has written one yet."""
 NAMED = (
+    *("aria", "glm46v", "glm5_next", "granite_docling", "minicpmv4_6"),
     *("aya_vision", "blip", "blip-2", "clip", "convnext", "deepseek_vl", "deit", "detr", "dinov2", "dinov3_vit"),
     *("donut-swin", "florence2", "gemma3", "gemma3n", "gemma4", "glm4v", "grounding-dino", "idefics2", "idefics3"),
     *("internvl", "janus", "kimi_k25", "layoutlmv3", "llama4", "llava", "llava_next", "llava_onevision"),
@@ -70,6 +73,7 @@ _HEAD = """# Model types of transformers
 
 Front ends cover {images} of the {all_images} model types that have an image processor in transformers {version},
 and {videos} of the {all_videos} that have a video processor. [Vision-language models](vlm.md) says what front ends do.
+Audio front ends cover {audio} of the {all_audio} that have a feature extractor for audio.
 
 - **equal**: the tests compare the front end with this model's own processor, bit for bit.
 - **equal through** another type: transformers gives the model the processor of that type, which the tests compare.
@@ -77,7 +81,7 @@ and {videos} of the {all_videos} that have a video processor. [Vision-language m
 
 `python -m tests.decode.front_ends.coverage` writes this page from transformers' mappings and the cases of the tests.
 
-| model type | images | videos | sound |
+| model type | images | videos | audio |
 |---|---|---|---|
 """
 
@@ -90,8 +94,8 @@ class Coverage:
     """Outcome by model type, for each type that has an image processor; some have it only as part of a processor."""
     videos: dict[str, str]
     """Likewise for video processors."""
-    sound: dict[str, str]
-    """Likewise for feature extractors."""
+    audio: dict[str, str]
+    """Likewise for feature extractors of audio."""
     mapped_images: frozenset[str]
     """The types in transformers' mapping of image processors."""
 
@@ -105,10 +109,19 @@ class Coverage:
         """Types in the mapping of video processors that are covered."""
         return sum(outcome.startswith("equal") for outcome in self.videos.values())
 
+    @property
+    def covered_audio(self) -> int:
+        """Types with audio that are covered."""
+        return sum(outcome.startswith("equal") for outcome in self.audio.values())
+
+    @property
+    def all_audio(self) -> int:
+        """Types with a feature extractor for audio."""
+        return sum("none of its own" not in outcome for outcome in self.audio.values())
+
 
 def coverage() -> Coverage:
     """Returns what front ends cover of the transformers that is installed."""
-    from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
@@ -118,16 +131,16 @@ def coverage() -> Coverage:
     }
     images = _outcomes(image_classes, _compared_images())
     videos = _outcomes(_video_classes(), _compared_videos())
-    sound = {name: f"{kind}: {_SOUND}" for name, kind in FEATURE_EXTRACTOR_MAPPING_NAMES.items()}
+    audio = audio_outcomes()
     processors: Mapping[str, str] = PROCESSOR_MAPPING_NAMES
     first_of = {kind: name for name, kind in reversed(processors.items()) if name in images} | _PARTS
     for name, kind in processors.items():
         if name not in images and name not in videos and kind in first_of:
             through = images[first_of[kind]]
             images[name] = f"equal through {first_of[kind]}" if through == "equal" else through
-    for name in processors.keys() - images.keys() - videos.keys() - sound.keys():
-        sound[name] = f"{processors[name]}: none of its own, or any"
-    return Coverage(images, videos, sound, frozenset(image_classes))
+    for name in processors.keys() - images.keys() - videos.keys() - audio.keys():
+        audio[name] = f"{processors[name]}: none of its own, or any"
+    return Coverage(images, videos, audio, frozenset(image_classes))
 
 
 def _outcomes(classes: Mapping[str, str], compared: frozenset[str]) -> dict[str, str]:
@@ -207,11 +220,13 @@ def page() -> str:
         all_images=len(found.mapped_images),
         videos=found.covered_videos,
         all_videos=len(found.videos),
+        audio=found.covered_audio,
+        all_audio=found.all_audio,
         version=transformers.__version__,
     )
     rows = []
-    for name in sorted(found.images.keys() | found.videos.keys() | found.sound.keys()):
-        cells = [_cell(outcomes.get(name, "")) for outcomes in (found.images, found.videos, found.sound)]
+    for name in sorted(found.images.keys() | found.videos.keys() | found.audio.keys()):
+        cells = [_cell(outcomes.get(name, "")) for outcomes in (found.images, found.videos, found.audio)]
         rows.append(f"| {name} | {' | '.join(cells)} |\n")
     return head + "".join(rows)
 
@@ -230,7 +245,7 @@ def main() -> int:
     if options.check:
         return int(PAGE.read_text() != made)
     PAGE.write_text(made)
-    print(made.splitlines()[2], made.splitlines()[3])
+    print(*made.splitlines()[2:5])
     return 0
 
 

@@ -292,6 +292,58 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
         {"processor_class": "Emu3Processor"},
         ("image_token", "image_start_token", "fake_token_around_image", "eof_token", "image_end_token"),
     ),
+    "AriaImageProcessor": (
+        {"max_image_size": 490, "split_image": True, "split_resolutions": [[490, 980]]},
+        ("max_image_size", "min_image_size", "split_image", "split_resolutions"),
+        {},
+        ("image_token",),
+    ),
+    "MiniCPMV4_6ImageProcessor": (
+        {"scale_resolution": 20, "patch_size": 4},
+        ("max_slice_nums", "scale_resolution", "patch_size", "slice_mode", "downsample_mode", "use_image_id"),
+        {"processor_class": "MiniCPMV4_6Processor"},
+        ("image_token", "image_start_token", "slice_end_token", "image_id_end_token"),
+    ),
+    "GraniteDoclingImageProcessor": (
+        {"size": _SQUARE, "dense_max_patches": 34},
+        (
+            *("crop_to_patches", "min_patches", "max_patches", "fine_route", "dense_max_patches"),
+            *("dense_max_scale", "dense_min_aspect", "dense_max_aspect"),
+        ),
+        {"processor_class": "GraniteDoclingProcessor"},
+        ("image_seq_len", "image_token"),
+    ),
+    "Glm5NextImageProcessor": (
+        {"min_image_tokens": 1, "max_image_tokens": 20},
+        ("min_image_tokens", "max_image_tokens", *_PATCHES[2:]),
+        {"processor_class": "Glm5NextProcessor"},
+        ("image_token",),
+    ),
+    "MuseGlimmerImageProcessor": (
+        {"max_image_tokens": 12},
+        ("max_image_tokens", *_PATCHES[2:]),
+        {"processor_class": "MuseGlimmerProcessor"},
+        ("image_token", "image_start_token", "image_end_token"),
+    ),
+    "NemotronH_Omni_Reasoning_V3ImageProcessor": (
+        {"patch_size": 4, "min_num_patches": 9, "max_num_patches": 40},
+        ("patch_size", "downsample_ratio", "min_num_patches", "max_num_patches", "max_model_len"),
+        {"processor_class": "NemotronH_Omni_Reasoning_V3Processor"},
+        ("image_token", "image_start_token"),
+    ),
+    "PI0ImageProcessor": ({"size": {"max_height": 28, "max_width": 28}, "pad_size": 28}, (), {}, ()),
+    "Step3p7ImageProcessor": (
+        {"size": _SQUARE, "patch_size": 20},
+        ("patch_size", "max_image_size", "vision_patch_size", "downsampler_stride"),
+        {"processor_class": "Step3p7Processor"},
+        (),
+    ),
+    "Kosmos2_5ImageProcessor": (
+        {"patch_size": {"height": 8, "width": 8}, "max_patches": 16},
+        ("patch_size", "max_patches"),
+        {},
+        ("image_token", "boi_token"),
+    ),
 }
 """By processor: values of a small front end, further keys, values of the processor around it, and its keys."""
 VIDEOS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
@@ -319,6 +371,39 @@ VIDEOS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
         {"size": _SQUARE, "do_sample_frames": True, "num_frames": 4},
         (*_SAMPLING, "initial_shift"),
         ("image_seq_length", "video_token", "image_token", "start_image_token"),
+    ),
+    **{
+        f"{name}VideoProcessor": ({"size": _SQUARE, "crop_size": 24}, _SAMPLING, keys)
+        for name, keys in (
+            ("InstructBlipVideo", ("num_query_tokens",)),
+            ("LlavaNextVideo", ("patch_size", "video_token")),
+            ("PerceptionLM", ("patch_size", "pooling_ratio", "video_token")),
+            ("Sam2Video", ()),
+            ("VideoLlava", ("patch_size", "num_additional_image_tokens", "video_token")),
+        )
+    },
+    **{
+        f"{name}VideoProcessor": ({"size": _RANGE}, (*_PATCHES[2:], *_SAMPLING, *keys), ("video_token",))
+        for name, keys in (
+            ("CohereCompass", ("min_frames", "max_frames", "cap_pixels_per_frame", "max_video_tokens")),
+            ("Cosmos3Edge", ("min_frames", "max_frames")),
+            ("Glmga", ("max_frames", "patch_expand_factor")),
+        )
+    },
+    "Glm5NextVideoProcessor": (
+        {"min_image_tokens": 1, "max_image_tokens": 20},
+        (*_PATCHES[2:], *_SAMPLING, "min_image_tokens", "max_image_tokens", "max_duration", "max_frames"),
+        ("video_token", "image_token"),
+    ),
+    "Gemma4VideoProcessor": (
+        {"patch_size": 4, "num_frames": 4},
+        ("patch_size", "pooling_kernel_size", "max_soft_tokens", *_SAMPLING),
+        ("video_token", "boi_token"),
+    ),
+    "Kimi_K25VideoProcessor": (
+        {"size": {"max_height": 4, "max_width": 4}},
+        (*_PATCHES[2:], *_SAMPLING, "max_patches"),
+        ("video_token",),
     ),
     "LlavaOnevisionVideoProcessor": (
         {"size": _SQUARE, "do_sample_frames": True, "num_frames": 4},

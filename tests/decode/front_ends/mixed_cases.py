@@ -24,6 +24,7 @@ FIXED_SIZES = {
     "LeViT": ("levit", "LevitImageProcessor"),
     "MobileNet V1": ("mobilenet_v1", "MobileNetV1ImageProcessor"),
     "PoolFormer": ("poolformer", "PoolFormerImageProcessor"),
+    "PP-Chart2Table": ("pp_chart2table", "PPChart2TableImageProcessor"),
     "PVT": ("pvt", "PvtImageProcessor"),
 }
 """Module and class of processors with the same steps."""

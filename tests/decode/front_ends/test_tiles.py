@@ -203,7 +203,7 @@ def test_samples_of_mllama_with_several_images_and_with_none() -> None:
     expected = processor(images=samples, text=texts, padding=True)
     mask = front_end.cross_attention_mask(expected["input_ids"], batch["num_tiles"])
     assert mask.dtype == torch.int64
-    with pytest.raises(ConfigError, match="does not know the id"):
+    with pytest.raises(ConfigError, match="has no id of its image token"):
         front_end.with_fields(image_token_id=None).cross_attention_mask(expected["input_ids"], batch["num_tiles"])
     assert torch.equal(mask, torch.from_numpy(np.asarray(expected["cross_attention_mask"])))
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from energon_dali import ConfigError, FrontEnd, count_tokens
 from energon_dali.decode.front_ends.deepseek_vl import DeepseekVLHybrid
-from tests.decode.front_ends import vlm_cases
+from tests.decode.front_ends import token_budget_cases, vlm_cases
 from tests.decode.front_ends.test_tokens_and_batches import SIZES, _forward_parameters, _handles, _tokenizer
 
 _SQUARE = {"size": {"height": 28, "width": 28}}
@@ -23,6 +23,14 @@ _MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "Janus": (lambda: vlm_cases.deepseek_vl("Janus", **_SQUARE), "<image_placeholder>"),
     "DeepSeek-VL": (lambda: vlm_cases.deepseek_vl("DeepSeek-VL", **_SQUARE), "<image_placeholder>"),
     "Idefics 2": (lambda: vlm_cases.idefics2(do_image_splitting=True, **_SQUARE), "<image>"),
+    "MiniCPM-V 4.6": (
+        lambda: token_budget_cases.minicpm_v(scale_resolution=30, patch_size=4),
+        "<|image_pad|>",
+    ),
+    "MiniCPM-V 4.6, not numbered": (
+        lambda: token_budget_cases.minicpm_v(scale_resolution=30, patch_size=4, use_image_id=False),
+        "<|image_pad|>",
+    ),
     "LightOnOCR": (lambda: vlm_cases.lighton_ocr(size={"longest_edge": 60}, patch_size=14), "<|image_pad|>"),
 }
 """Processors, and the placeholder of an image."""
@@ -35,6 +43,7 @@ def _images() -> list[Image.Image]:
 
 @pytest.mark.parametrize("name", _MADE)
 def test_a_text_becomes_the_tokens_of_the_processor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_budget_cases, "tokenizer", _tokenizer)
     monkeypatch.setattr(vlm_cases, "tokenizer", _tokenizer)  # of bytes, to which every line break counts
     make, token = _MADE[name]
     processor = make()
@@ -60,6 +69,12 @@ def test_a_text_becomes_the_tokens_of_the_processor(name: str, monkeypatch: pyte
 def test_model_keys_are_parameters_of_the_models() -> None:
     for name, module, model in (
         ("Gemma4ImageProcessor", "gemma4", "Gemma4ForConditionalGeneration"),
+        ("AriaImageProcessor", "aria", "AriaForConditionalGeneration"),
+        ("Glm5NextImageProcessor", "glm5_next", "Glm5NextForConditionalGeneration"),
+        ("GraniteDoclingImageProcessor", "granite_docling", "GraniteDoclingForConditionalGeneration"),
+        ("Kosmos2_5ImageProcessor", "kosmos2_5", "Kosmos2_5ForConditionalGeneration"),
+        ("MiniCPMV4_6ImageProcessor", "minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration"),
+        ("Step3p7ImageProcessor", "step3p7", "Step3p7ForConditionalGeneration"),
         ("Llama4ImageProcessor", "llama4", "Llama4ForConditionalGeneration"),
         ("Phi4MultimodalImageProcessor", "phi4_multimodal", "Phi4MultimodalForCausalLM"),
         ("Lfm2VlImageProcessor", "lfm2_vl", "Lfm2VlForConditionalGeneration"),

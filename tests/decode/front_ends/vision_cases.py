@@ -162,6 +162,7 @@ def drawn_padded(module: str, name: str) -> Callable[[random.Random], Any]:
 TORCHVISION = {
     "DepthPro": ("depth_pro", "DepthProImageProcessor"),
     "DINOv3": ("dinov3_vit", "DINOv3ViTImageProcessor"),
+    "PI0": ("pi0", "PI0ImageProcessor"),
     "SAM 2": ("sam2", "Sam2ImageProcessor"),
     "SAM 3": ("sam3", "Sam3ImageProcessor"),
     "TIPS v2": ("tipsv2", "Tipsv2ImageProcessor"),
@@ -185,6 +186,10 @@ def drawn_by_torchvision(module: str, name: str) -> Callable[[random.Random], An
             "do_rescale": draw.random() < 0.9,
             "resample": draw.choice((0, 2, 3)),
         }
+        if module == "pi0":
+            one, two = draw.randrange(8, 200), draw.randrange(8, 200)
+            options |= {"size": {"max_height": one, "max_width": two}, "do_center_crop": False, "do_resize": True}
+            options["pad_size"] = {"height": one + draw.randrange(40), "width": two + draw.randrange(40)}
         if module in ("depth_pro", "dinov3_vit"):
             options |= {"do_rescale": True, "do_normalize": draw.random() < 0.8}
         if module.startswith("sam"):
