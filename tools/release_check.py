@@ -81,7 +81,8 @@ SHOWN: dict[str, Shown] = {
         f"{IMAGES}/summary.png",
     ),
     "tutorial-batch.png": Shown(
-        ("docs/tutorials/first_model.py",), "make run-notebooks, and take the image from notebooks/first_model.ipynb"
+        ("energon_dali/cli/demo_data.py",),
+        f"python docs/tutorials/first_model.py; cp batch.png {IMAGES}/tutorial-batch.png",
     ),
     "captioning.png": Shown(
         ("energon_dali/tasks/captioning/rows.py", "energon_dali/tasks/conf/task/multimodal/captioning.yaml"),
