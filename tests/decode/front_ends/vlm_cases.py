@@ -45,7 +45,7 @@ def paligemma(**values: Any) -> Any:
 def florence2(**values: Any) -> Any:
     """Returns the processor of Florence-2."""
     inner = image_processor("clip", "CLIPImageProcessor", **values)
-    inner.image_seq_length = 577
+    inner.image_seq_length = values.get("image_seq_length", 577)
     return processor_class("florence2", "Florence2Processor")(inner, tokenizer(image_token="<image>"))
 
 
