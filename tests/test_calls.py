@@ -40,6 +40,7 @@ NOT_CALLED = {
     "DatasetLoaderInterface",
     "Decoder",
     "DirectLazy",
+    "EncodedChat",
     "FileCacheLazy",
     "FileStore",
     "FileStoreDecoder",
