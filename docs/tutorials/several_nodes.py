@@ -16,7 +16,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 
@@ -43,25 +42,21 @@ run("energon-dali demo-data data")
 # [storage by URL](../storage.md).
 
 # %%
+import logging
 import urllib.request
 
-os.environ["AWS_ENDPOINT_URL"] = endpoint = f"http://127.0.0.1:{free_port()}"
-os.environ.update(
-    AWS_ACCESS_KEY_ID="any", AWS_SECRET_ACCESS_KEY="any", AWS_REGION="us-east-1"
-)
+from moto.server import ThreadedMotoServer
 
-server = subprocess.Popen(
-    [sys.executable, "-m", "moto.server", "--port", endpoint.rpartition(":")[2]],
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-)
-while True:
-    try:
-        request = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
-        urllib.request.urlopen(request).close()
-        break
-    except OSError:
-        pass  # the server is still starting
+logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or it prints every request
+port = free_port()
+server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+server.start()
+
+os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+os.environ["AWS_REGION"] = "us-east-1"
+os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "any"
+bucket = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
+urllib.request.urlopen(bucket).close()
 
 # %% [markdown]
 # `pack` writes into the bucket as it writes into a folder.
@@ -133,20 +128,17 @@ Path("train.py").write_text(TRAIN)
 # %% [markdown]
 # ## Two nodes
 #
-# The same command starts on each node. `--rdzv-endpoint` names the first node and a free port of it; there the agents find each
-# other and agree on the ranks. `--rdzv-id` is any name of the job.
+# One command starts on each node. `--node-rank` is the number of the node. `--master-addr` names the first node, and
+# `--master-port` a free port of it, where all of them meet.
 
 
 # %%
 def train_on_two_nodes():
     """Runs the command of both nodes, and returns what they print."""
-    command = (
-        "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d "
-        f"--rdzv-endpoint 127.0.0.1:{free_port()} --rdzv-id tutorial train.py"
-    )
+    command = f"torchrun --nnodes 2 --master-addr 127.0.0.1 --master-port {free_port()}"
     nodes = [
         subprocess.Popen(
-            shlex.split(command),
+            shlex.split(f"{command} --node-rank {node} --nproc-per-node 1 train.py"),
             env={**os.environ, "LOCAL_DISK": f"disk-of-node-{node}"},
             stdout=subprocess.PIPE,
             text=True,
@@ -167,18 +159,19 @@ again = train_on_two_nodes()
 print(again)
 print(again.startswith("0 MB from the bucket"), first.startswith("0 MB"))  # True False
 
-server.terminate()
+server.stop()
 
 # %% [markdown]
 # ## On your cluster
 #
-# **By hand**, the same line on each node, with the GPUs of a node:
+# **By hand**, on the first node, and with `--node-rank 1` on the second:
 #
 # ```bash
-# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500 --rdzv-id job1 train.py
+# torchrun --nnodes 2 --node-rank 0 --master-addr node1 --master-port 29500 --nproc-per-node 8 train.py
 # ```
 #
-# **Slurm** starts one task per node, and each task starts torchrun. Save this as `train.slurm`, and run `sbatch train.slurm`:
+# **Slurm** starts one task per node, and each task starts torchrun. With `--rdzv-backend c10d` the nodes agree on their numbers,
+# so the command is the same on all of them. Save this as `train.slurm`, and run `sbatch train.slurm`:
 #
 # ```bash
 # #!/usr/bin/env bash

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-PARTS = {"vlm/captions.py"}
+PARTS = {"vlm/conversations.py"}
 """Modules that programs share."""
 
 
