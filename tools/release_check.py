@@ -69,6 +69,10 @@ SHOWN: dict[str, Shown] = {
         f"python -m benchmarks.plot_summary benchmarks/results/cpu.json benchmarks/results/video.json "
         f"{IMAGES}/summary.png",
     ),
+    "tutorial-batch.png": Shown(
+        ("energon_dali/cli/demo_data.py",),
+        f"python docs/tutorials/first_model.py; cp batch.png {IMAGES}/tutorial-batch.png",
+    ),
     "captioning.png": Shown(
         ("energon_dali/tasks/captioning/rows.py", "energon_dali/tasks/conf/task/multimodal/captioning.yaml"),
         "make demo-train",
