@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def dataset(folder: Path, rate: int, samples: int) -> Path:
         out = io.BytesIO()
         with av.open(out, "w", format="flac") as container:
             stream = container.add_stream("flac", rate=rate)
-            stream.codec_context.layout, stream.codec_context.format = "mono", "s16"  # type: ignore[assignment]
+            stream.codec_context.layout, stream.codec_context.format = "mono", "s16"
             values = np.round(waveform * 32767).astype(np.int16)[None]
             for start in range(0, values.shape[1], 4096):
                 frame = av.AudioFrame.from_ndarray(values[:, start : start + 4096], format="s16", layout="mono")
@@ -85,8 +86,7 @@ def dataset(folder: Path, rate: int, samples: int) -> Path:
 
 def make_extractor(model: str) -> Any:
     """Returns the extractor of a model."""
-    import transformers
-
+    transformers: Any = import_module("transformers")
     transformers.logging.set_verbosity_error()
     name, values, _ = EXTRACTORS[model]
     return getattr(transformers, name)(**values)
@@ -242,14 +242,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(json.dumps(run_loader(library, model, Path(data), given.samples, given.workers)))
         return 0
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         for model in given.models:
             for row in measure(model, given.folder or Path(temporary), given):
                 rows.append(row)
                 print(_line(row), flush=True)
-    machine = {"machine": describe_machine(), "commit": commit(ROOT)}
-    given.json.write_text(json.dumps({**machine, "workers": given.workers, "rows": rows}, indent=1) + "\n")
+            made = {"machine": describe_machine(), "commit": commit(ROOT), "workers": given.workers, "rows": rows}
+            given.json.write_text(json.dumps(made, indent=1) + "\n")
     return 0
 
 

@@ -39,6 +39,17 @@ def test_every_table_is_on_a_page() -> None:
     assert len(used) == len(set(used))
 
 
+@pytest.mark.parametrize(
+    ("kind", "families"),
+    [("front_ends", FAMILIES), ("video_front_ends", VIDEO_FAMILIES), ("audio_front_ends", AUDIO_FAMILIES)],
+)
+def test_every_family_has_a_row(kind: str, families: Any) -> None:
+    """`python tools/reference_tables.py front_ends` adds new ones."""
+    (block,) = [found[0] for page in PAGES for found in BLOCK.finditer(page.read_text()) if found[2] == kind]
+    rows = [line.split(" | ")[0].strip("| `") for line in block.splitlines() if line.startswith("| `")]
+    assert rows == [family.family for family in families]
+
+
 @pytest.mark.timeout(300)  # four loaders, and the first use of DALI
 def test_hooks_see_images_as_the_page_says() -> None:
     (page,) = [page for page in PAGES if "table: image_in_hooks" in page.read_text()]

@@ -278,7 +278,7 @@ def _of_node(node: ast.expr, module: types.ModuleType) -> Iterator[str]:
         yield from (repr_of(ast.literal_eval(value)) for value in values)
     elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Callable"):
         yield "function"
-    elif isinstance(node, ast.Name) and not isinstance(getattr(module, node.id, None), (type, type(None))):
+    elif isinstance(node, ast.Name) and typing.get_origin(getattr(module, node.id, None)) is not None:
         yield from alternatives(getattr(module, node.id), module)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from _of_node(ast.parse(node.value, mode="eval").body, module)

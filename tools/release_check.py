@@ -56,7 +56,18 @@ SHOWN: dict[str, Shown] = {
     **dict.fromkeys(("rooms.svg", "hooks.svg", "concept-*.svg", "global-batches.svg", "parallelism.svg"), _DRAWN),
     **{
         f"{name}.png": _chart(name)
-        for name in ("blend", "cpu", "first-batch", "packing", "peers", "small", "trainer", "video", "vision")
+        for name in (
+            "blend",
+            "cpu",
+            "decode-scale",
+            "first-batch",
+            "packing",
+            "peers",
+            "small",
+            "trainer",
+            "video",
+            "vision",
+        )
     },
     **{f"{name}.png": _chart(name, "benchmarks.remote.plot") for name in ("remote", "scale", "streams")},
     "balance.png": Shown(("benchmarks/results/balance.json", "benchmarks/balance.py"), "python -m benchmarks.balance"),

@@ -139,7 +139,7 @@ class MediaDecoder(Decoder):
             VisionInput. Hooks before decoding see handles that have their `num_tokens`. docs/vlm.md. Cost: rendering in
             the same pass; the batch takes the memory of the processor's output.
         audio_front_end: Makes of each recording (a video or audio part without video) what a model takes, whatever
-            `av_decode` says; the recordings become AudioInput. Hooks before decoding see handles with their
+            `av_decode` says; the recordings become AudioInput. Hooks before decoding see handles that have their
             `num_tokens`. docs/audio.md.
         audio_segments: Which part of a recording that is longer than a segment is used, with an audio front end:
             "first" its start, as the extractor does; "random" a segment drawn from (seed, sample, epoch); "all" all of

@@ -241,10 +241,11 @@ def chat_template(media: dict[str, str]) -> str:
     """
     others = "".join(f"{{% elif block.type == '{kind}' %}}{text}" for kind, text in media.items())
     return (
-        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}" + END
+        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
+        + END
         + "{% endgeneration %}{% else %}{% for block in message.content %}"
         "{% if block.type == 'text' %}{{ block.text }}" + others + "{% endif %}{% endfor %}{% endif %}{% endfor %}"
-    )  # fmt: skip
+    )
 
 
 def write_tiny_model(family: str, folder: Path, *, seed: int = 0) -> Path:

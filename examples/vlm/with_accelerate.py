@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     if accelerator.is_main_process:
         accelerator.unwrap_model(model).save_pretrained(options.out / "final")
         print(f"step {step} of {options.steps}: the model is in {options.out / 'final'}")
+    # Before the process group: DDP would be its last owner, and torch can deadlock when DDP destroys it.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
     return losses
 

@@ -118,25 +118,21 @@ def train(python: str, data: Path, runs: list[Any]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_recipe_learns_and_resumes_exactly(data: Path, tmp_path: Path, warm_python: str) -> None:
-    folder = tmp_path / "with_trainer"
-    folder.mkdir()
-    compared = folder / "compared"
-    runs = runs_of(data, folder, "with_trainer", CASES[0], packed=True)
-    train(warm_python, data, [*runs, comparison(data, CASES[0], compared)])
-    check(folder)
-    check_comparison(compared)
-
-
-@pytest.mark.timeout(300)
-def test_images_videos_and_audio_in_one_conversation_are_learnt(data: Path, tmp_path: Path, warm_python: str) -> None:
-    folder = tmp_path / "with_accelerate"
-    folder.mkdir()
-    compared = folder / "compared"
-    runs = runs_of(data, folder, "with_accelerate", CASES[-1], packed=True)
-    train(warm_python, data, [*runs, comparison(data, CASES[-1], compared)])
-    check(folder)
-    check_comparison(compared)
+def test_recipes_learn_and_resume_exactly(data: Path, tmp_path: Path, warm_python: str) -> None:
+    """Images with captions; and images, videos and audio in one conversation. In one process, which imports once."""
+    captions, omni = tmp_path / "with_trainer", tmp_path / "with_accelerate"
+    for folder in (captions, omni):
+        folder.mkdir()
+    runs = [
+        *runs_of(data, captions, "with_trainer", CASES[0], packed=True),
+        comparison(data, CASES[0], captions / "compared"),
+        *runs_of(data, omni, "with_accelerate", CASES[-1], packed=True),
+        comparison(data, CASES[-1], omni / "compared"),
+    ]
+    train(warm_python, data, runs)
+    for folder in (captions, omni):
+        check(folder)
+        check_comparison(folder / "compared")
 
 
 @pytest.mark.sweep

@@ -328,10 +328,20 @@ def chat_template(case: ChatCase, draw: random.Random, *, marked: bool, whole: b
         said += end
     tools = "{% if tools %}" + begin + "system{{ tools | tojson }}" + end + "{% endif %}"
     return (
-        f"{{{{ {case.begin!r} }}}}" + tools + "{% for message in messages %}" + begin + "{{ message.role }}" + middle
-        + "{% if message.role == 'assistant' %}" + said + "{% else %}" + content + end + "{% endif %}{% endfor %}"
+        f"{{{{ {case.begin!r} }}}}"
+        + tools
+        + "{% for message in messages %}"
+        + begin
+        + "{{ message.role }}"
+        + middle
+        + "{% if message.role == 'assistant' %}"
+        + said
+        + "{% else %}"
+        + content
+        + end
+        + "{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}" + begin + "assistant" + middle + "{% endif %}"
-    )  # fmt: skip
+    )
 
 
 def conversation(case: ChatCase, draw: random.Random) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from energon_dali.decode.audio_front_ends.audio_front_end import AudioInput
 from energon_dali.errors import ConfigError
 
 
@@ -28,7 +27,7 @@ def batch_audio(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str, 
     samples: list[Sequence[Any]] = given if nested else [given]
     recordings = [entry for sample in samples for entry in sample]
     for entry in recordings:
-        if not isinstance(entry, AudioInput):
+        if not hasattr(entry, "front_end") or not hasattr(entry, "features"):
             raise ConfigError(
                 f"batch_audio was given a {type(entry).__name__}. It takes what a decoder with audio_front_end=... "
                 "made of recordings. Give the decoder an audio front end, or stack plain tensors yourself."

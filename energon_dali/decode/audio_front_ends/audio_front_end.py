@@ -336,6 +336,17 @@ class AudioInput:
         """Duration of the whole recording, of which the extractor may have cut off the end."""
         return self.layout.num_samples / self.front_end.sampling_rate
 
+    @classmethod
+    def from_samples(cls, samples: Sequence[AudioInput]) -> dict[str, Any]:
+        """Returns what `batch_audio` makes of one recording per sample: this is how the default `batch` uses it.
+
+        Raises:
+            ConfigError: As `batch_audio`.
+        """
+        from energon_dali.decode.audio_front_ends.audio_batch import batch_audio
+
+        return batch_audio([[sample] for sample in samples])
+
     def __repr__(self) -> str:
         return (
             f"AudioInput({self.front_end.family}: {self.duration_seconds:g} s -> {self.layout.num_frames} frames "

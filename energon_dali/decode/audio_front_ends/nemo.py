@@ -190,7 +190,7 @@ class NemotronAsr(Parakeet):
 class CohereAsr(Parakeet):
     """Cohere ASR: the features of Parakeet, of samples with noise that their number determines.
 
-    The extractor splits recordings of more than 30 seconds where they are quiet, which no duration tells. Here their
+    The extractor splits recordings of more than 30 seconds where they are quiet, not by their duration. Here their
     end is cut off; `audio_segments="all"` splits them by their duration.
     """
 

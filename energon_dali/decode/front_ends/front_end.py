@@ -424,6 +424,17 @@ class VisionInput:
         """Tokens of this image in the text, as the processor counts them: its features and the markers around them."""
         return self.layout.num_tokens
 
+    @classmethod
+    def from_samples(cls, samples: Sequence[VisionInput]) -> dict[str, Any]:
+        """Returns what `batch_vision` makes of one image or video per sample: this is how the default `batch` uses it.
+
+        Raises:
+            ConfigError: As `batch_vision`.
+        """
+        from energon_dali.decode.front_ends.vision_batch import batch_vision
+
+        return batch_vision([[sample] for sample in samples])
+
     def __repr__(self) -> str:
         return (
             f"VisionInput({self.front_end.family}: {self.layout.width}x{self.layout.height} -> "

@@ -43,11 +43,12 @@ class GraniteDocling(TileGrid):
     processors: ClassVar[tuple[str, ...]] = ("GraniteDoclingImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "tile_fine_mask")
     unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"do_resize"}
+    float_backends: ClassVar[frozenset[str]] = frozenset({"pil"})
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 512, "width": 512}, square=True)
-        numbers = {
+        numbers: dict[str, Any] = {
             name: config.take_number(name, 0.0, least=0.0, most=LARGEST_FACTOR)
             for name in ("dense_max_scale", "dense_min_aspect", "dense_max_aspect")
         }

@@ -142,8 +142,8 @@ class MiniCpmV(FrontEnd):
 
         parts = []
         for view, canvas in self.canvases(pixels, layout):
-            tiles = cut_tiles(canvas, *view.tile_size).unflatten(-1, view.tile_size)
-            parts += [cut_patches(tile, self.patch_size) for tile in tiles]
+            tiles = cut_tiles(canvas, *view.tile_size)
+            parts += [cut_patches(tile.view(3, *view.tile_size), self.patch_size) for tile in tiles]
         return torch.cat(parts)  # uint8[patches, 3, patch_size ** 2]
 
     def arrange_alike(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:

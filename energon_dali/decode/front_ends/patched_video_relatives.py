@@ -41,8 +41,8 @@ class Cosmos3EdgeVideo(Qwen3VLVideo):
         return super().from_config(config).with_fields(temporal_patch_size=1)
 
     def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
-        patches = super().render_frames(frames, layout).unflatten(1, (3, -1))
-        return patches.transpose(1, 2).flatten(1)
+        patches = super().render_frames(frames, layout)
+        return patches.view(len(patches), 3, -1).transpose(1, 2).flatten(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,7 @@ class Kosmos25(Pix2Struct):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        config.require("do_normalize", True, "bytes would be resampled, and rounded")
+        config.require("do_normalize", True, "the processor fails to cut patches of bytes")
         known = config.take_around("Kosmos2_5Processor") is not None
         size = config.take_size("patch_size", {"height": 16, "width": 16}, square=True, most=LARGEST_PATCH)
         config.require_pil("it rounds and normalises otherwise")

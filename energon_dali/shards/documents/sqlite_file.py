@@ -94,6 +94,11 @@ class SqliteFile:
         """Closes the file."""
         self._database.close()
 
+    def __del__(self) -> None:
+        # Indices live as long as what asks them. Python 3.13 warns of a connection that is collected while it is open.
+        if hasattr(self, "_database"):
+            self._database.close()
+
     def _count(self) -> int:
         self._calls_left -= 1
         return self._calls_left < 0  # true interrupts the query

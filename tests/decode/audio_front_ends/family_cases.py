@@ -170,12 +170,10 @@ def codec_cases() -> Iterator[AudioCase]:
     for seconds, overlap, size in itertools.product((0.1, 0.7, 1.0), (0.0, 0.01, 0.5, 0.999), (1, 2)):
         yield AudioCase(one, {"chunk_length_s": seconds, "overlap": overlap, "feature_size": size})
     chunked = {"chunk_length_s": 0.5, "overlap": 0.25}
-    yield AudioCase(one, chunked, {"padding": "max_length", "max_length": 70_000}, {
-        "padding": "max_length", "max_length": 70_000,
-    })  # fmt: skip
-    yield AudioCase(one, chunked, {"padding": False, "truncation": True, "max_length": 200}, {
-        "padding": "none", "truncation": True, "max_length": 200,
-    })  # fmt: skip
+    longest = {"padding": "max_length", "max_length": 70_000}
+    yield AudioCase(one, chunked, longest, longest)
+    cut = {"truncation": True, "max_length": 200}
+    yield AudioCase(one, chunked, {"padding": False, **cut}, {"padding": "none", **cut})
     yield AudioCase(one, {"padding_side": "left", "padding_value": 0.25})
     yield AudioCase(one, {"chunk_length_s": 1.0}, {}, {})
 
@@ -234,9 +232,8 @@ def codec_cases() -> Iterator[AudioCase]:
         yield AudioCase(unified, {"audio_samples_per_token": size, "feature_size": size, "padding_value": value})
     for size, length, cuts in itertools.product((640, 160), (10, 33, 500), (True, False)):
         options = {"padding": True, "max_length": length, "truncation": cuts}
-        yield AudioCase(unified, {"audio_samples_per_token": size}, options, {
-            "max_length": length if cuts else None, "truncation": cuts,
-        })  # fmt: skip
+        fields = {"max_length": length if cuts else None, "truncation": cuts}
+        yield AudioCase(unified, {"audio_samples_per_token": size}, options, fields)
     for length, size in itertools.product((100, 750), (640, 400)):
         padded = {"padding": "max_length", "max_length": length}
         yield AudioCase(unified, {"audio_samples_per_token": size}, padded, {**padded, "truncation": True})

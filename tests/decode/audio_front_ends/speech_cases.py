@@ -166,7 +166,7 @@ def _framed_values(draw: random.Random | None) -> dict[str, Any]:
         return {}
     n_fft, rate = draw.choice(((512, 16_000), (400, 16_000), (640, 16_000), (640, 24_000)))
     return {
-        # Not so many that a band has no frequency, whose features would be rounding alone.
+        # So few that each band has a frequency: features of one without would be rounding alone.
         "feature_size": draw.choice((40, 64, 128 if n_fft > 512 and rate == 16_000 else 80)),
         "n_fft": n_fft,
         "win_length": draw.choice((400, 320, min(n_fft, 401))),

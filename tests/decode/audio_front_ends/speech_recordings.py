@@ -14,7 +14,7 @@ import numpy as np
 
 Waveform = np.ndarray[Any, np.dtype[np.float32]]
 
-WORDS = "Whoever decodes less can train more, and a model that hears needs no picture of a sound."
+WORDS = "Whoever decodes less can train more, and a model that hears can listen as well."
 
 
 @lru_cache(maxsize=4)

@@ -13,8 +13,9 @@ import argparse
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from tests.decode.front_ends.cases import CASES
 from tests.decode.front_ends.comparison import Comparison
@@ -22,7 +23,8 @@ from tests.decode.front_ends.sweep import CONFIGURATIONS, run
 from tests.decode.front_ends.video_sweep import FAMILIES, run_videos
 
 _CASES_OF_A_PROCESS = 12
-"""Cases that a process compares before another one takes its place: importing torch and transformers takes seconds."""
+"""Cases that a process compares, about, before another one takes its place: importing torch and transformers takes
+seconds."""
 
 
 def main() -> int:
@@ -58,20 +60,21 @@ def _results(options: argparse.Namespace) -> Iterator[tuple[str, Comparison | No
 
     numbers = [number for number, case in enumerate(CASES) if chosen(case.name)]
     for torchvision in (False, True):
-        with ProcessPoolExecutor(
-            options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=_CASES_OF_A_PROCESS
-        ) as pool:
-            tasks: list[Future[tuple[str, Comparison | None, float]]] = [
-                pool.submit(run, number, options.count, options.seed)
-                for number in numbers
-                if CASES[number].torchvision == torchvision
-            ]
-            if torchvision:
-                tasks += [
-                    pool.submit(run_videos, name, options.count, options.seed) for name in FAMILIES if chosen(name)
+        tasks: list[tuple[Callable[..., Any], str | int]] = [
+            (run, number) for number in numbers if CASES[number].torchvision == torchvision
+        ]
+        if torchvision:
+            tasks += [(run_videos, name) for name in FAMILIES if chosen(name)]
+        # A pool that replaces its processes itself (max_tasks_per_child) may wait indefinitely in Python 3.11 and 3.12.
+        step = _CASES_OF_A_PROCESS * options.jobs
+        for start in range(0, len(tasks), step):
+            with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+                futures = [
+                    pool.submit(function, which, options.count, options.seed)
+                    for function, which in tasks[start : start + step]
                 ]
-            for task in tasks:
-                yield task.result()
+                for future in futures:
+                    yield future.result()
 
 
 def _report(name: str, result: Comparison | None, seconds: float) -> bool:

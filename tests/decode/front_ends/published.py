@@ -105,6 +105,9 @@ def published_processors(case: Case) -> Iterator[Any]:
         values = entry.image_values
         if entry.outcome != "accepted" or values is None or not _is_of(entry, type(inner), first):
             continue
+        # Without normalisation, processors that do not convert images accept any number of channels.
+        converted = {"do_convert_rgb": True} if getattr(inner, "do_convert_rgb", None) else {}
+        values = {**values, **converted}
         made = type(inner).from_dict(values)
         if made.to_dict() in seen:
             continue

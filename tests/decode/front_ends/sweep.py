@@ -42,7 +42,10 @@ def sweep(case: Case, count: int, seed: int) -> Comparison:
             return result
         wanted = max(count // _OF_FIRST, 11) if not result.configurations else min(_PER_CONFIGURATION, count)
         first = result.compared % count
-        part = _compare(case, processor, images[first : first + wanted], batch_size)
+        try:
+            part = _compare(case, processor, images[first : first + wanted], batch_size)
+        except Exception as error:
+            part = Comparison(compared=wanted, differences=[f"it fails: {error!r}"])
         part.differences = [f"{line} with {_values(processor)}" for line in part.differences]
         result += part
         result.configurations += 1

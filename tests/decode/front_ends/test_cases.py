@@ -14,6 +14,7 @@ from tests.decode.front_ends.cases import CASES as ALL_CASES
 from tests.decode.front_ends.comparison import compare
 from tests.decode.front_ends.images import draw_images
 from tests.decode.front_ends.mixed_cases import processor_class
+from tests.decode.front_ends.token_budget_cases import ALWAYS_NORMALIZED
 from tests.decode.front_ends.vision_cases import ALWAYS_RESCALED
 
 CASES = [case for case in ALL_CASES if not case.torchvision]
@@ -57,6 +58,10 @@ def test_values_that_are_neither_rescaled_nor_normalised(case: Case) -> None:
     processor = _with(case.make(random.Random(15)), do_rescale=False, do_normalize=False, do_convert_rgb=True)
     if case.name in ALWAYS_RESCALED:
         with pytest.raises(ConfigError, match="do_rescale=False is not supported"):
+            FrontEnd.from_processor(processor)
+        return
+    if case.name in ALWAYS_NORMALIZED:
+        with pytest.raises(ConfigError, match="do_normalize=False is not supported"):
             FrontEnd.from_processor(processor)
         return
     result = compare(processor, draw_images(2, 4, largest=120, extremes=False), call=case.call)

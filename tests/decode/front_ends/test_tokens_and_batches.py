@@ -25,9 +25,11 @@ from energon_dali import FrontEnd, SampleDecoder, batch_vision, count_tokens
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.samples.batching import generic_batch
 from tests.decode.front_ends import mixed_cases
 from tests.decode.front_ends.comparison import difference
 from tests.decode.front_ends.mixed_cases import processor_class
+from tests.photographs import photograph_file
 
 SIZES = ((90, 45), (30, 80), (9, 9))
 """Width and height: a sample of two images, and one of one."""
@@ -372,3 +374,13 @@ def test_old_files_have_sizes_of_one_number() -> None:
 def test_a_file_that_says_nothing_means_the_classs_own_values(where: tuple[str, str]) -> None:
     named = FrontEnd.from_processor({"image_processor_type": where[1]})
     assert named == FrontEnd.from_processor(processor_class(*where)())
+
+
+def test_the_default_batch_makes_what_batch_vision_makes() -> None:
+    decoder = SampleDecoder(front_end=FrontEnd.from_processor({"image_processor_type": "Qwen2VLImageProcessor"}))
+    images = [decoder.decode("jpg", photograph_file(name).read_bytes()) for name in ("china", "flower")]
+    batch = generic_batch([{"image": image, "text": "a"} for image in images])
+    expected = batch_vision(images)
+    assert batch["text"] == ["a", "a"]
+    assert batch["image"].keys() == expected.keys()
+    assert all(torch.equal(batch["image"][key], expected[key]) for key in expected)

@@ -311,6 +311,8 @@ def drawn_around_qwen(name: str) -> Callable[[random.Random], Any]:
     return drawn
 
 
+ALWAYS_NORMALIZED = ("Kosmos-2.5",)
+"""Cases whose processors fail on bytes."""
 CASES = (
     Case(
         "Mistral 3",
