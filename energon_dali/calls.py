@@ -23,6 +23,7 @@ _ELSEWHERE = {
     "seed": "The seed of a job is WorkerConfig(seed_offset=...).",
     "batch_size": "It belongs to the dataset: get_train_dataset(..., batch_size=...).",
     "shuffle": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
+    "shuffle_buffer_size": "Only get_train_dataset shuffles its data; validation keeps the order of the files.",
     "repeat": "Only get_train_dataset repeats its data (repeat=True); validation is one pass for each loop.",
     "limit": "Only validation datasets take it; a training dataset has virtual_epoch_length=..., in batches per rank.",
     "num_epochs": "An epoch is a number of elements here: give length=...",
@@ -241,6 +242,22 @@ def check_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name} {value!r} is not a number: give a finite number of at least 0.") from None
+
+
+def check_switches(**values: Any) -> None:
+    """Checks that arguments are True or False.
+
+    Text is refused above all: "no" and "false", as a file of settings may hold them, would count as True.
+
+    Args:
+        values: The arguments by name; 0, 1 and the truth values of other libraries are accepted.
+
+    Raises:
+        ConfigError: One of them is something else.
+    """
+    for name, value in values.items():
+        if isinstance(value, (str, bytes)) or value not in (True, False):
+            raise ConfigError(f"{name}={value!r} is invalid: give True or False.")
 
 
 def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) -> None:

@@ -6,6 +6,7 @@ import inspect
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 import energon_dali
@@ -18,12 +19,14 @@ from energon_dali import (
     MapDataset,
     Resize,
     SampleDecoder,
+    ShardCache,
     WorkerConfig,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
+from energon_dali.calls import check_switches
 from energon_dali.samples.base import Sample
 from tests.loader.numbers_dataset import tree
 
@@ -40,6 +43,7 @@ NOT_CALLED = {
     "DatasetLoaderInterface",
     "Decoder",
     "DirectLazy",
+    "EncodedChat",
     "FileCacheLazy",
     "FileStore",
     "FileStoreDecoder",
@@ -84,6 +88,10 @@ def test_every_constructor_names_itself_and_the_nearest_argument(kind: Any) -> N
         (lambda: get_train_dataset("x", batchsize=3), "has no argument 'batchsize'. Did you mean batch_size"),
         (lambda: get_train_dataset("x", fieldmap={}), "has no argument 'fieldmap'. Did you mean field_map"),
         (lambda: get_val_dataset("x", repeat=False), r"has no argument 'repeat'. Only get_train_dataset repeats"),
+        (
+            lambda: get_val_dataset("x", shuffle_buffer_size=9),
+            "Only get_train_dataset shuffles its data; validation keeps",
+        ),
         (lambda: get_train_dataset("x", limit=3), r"Only validation datasets take it; .* virtual_epoch_length"),
         (lambda: FilterDataset(tree(CONFIG)), r"needs filter_fn. Call it as FilterDataset\(dataset, \*, "),
         (lambda: FilterDataset(tree(CONFIG), bool), r"takes 1 argument without a name, but was given 2. Call it"),
@@ -98,6 +106,31 @@ def test_the_message_says_what_to_do(call: Any, message: str) -> None:
         call()
     assert isinstance(raised.value, ConfigError)
     assert isinstance(raised.value, TypeError)
+
+
+def test_switches_are_true_or_false() -> None:
+    """Text such as "no" would count as True."""
+    for name, value in {"yes": True, "no": False, "one": 1, "zero": 0, "other": np.True_}.items():
+        check_switches(**{name: value})
+    for value in ("no", b"", None, 2, [True], 0.5):
+        with pytest.raises(ConfigError, match=r"repeat=.* is invalid: give True or False"):
+            check_switches(repeat=value)
+    for name in ("repeat", "batch_drop_last", "allow_estimates", "window_in_slice", "allow_imports", "allow_code"):
+        with pytest.raises(ConfigError, match=f"{name}='no' is invalid: give True or False"):
+            get_train_dataset("x", **{name: "no"})
+    for name in ("av_lazy", "video_decode_audio", "guess_content", "audio_of_videos", "apply_exif_orientation"):
+        with pytest.raises(ConfigError, match=f"{name}='no' is invalid: give True or False"):
+            SampleDecoder(**{name: "no"})  # type: ignore[arg-type]
+    for name in ("fail_on_timeout", "check_plan"):
+        with pytest.raises(ConfigError, match=f"{name}='no' is invalid: give True or False"):
+            get_loader(tree(CONFIG), **{name: "no"})  # type: ignore[arg-type]
+
+
+def test_wrong_types_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"av_limits=5 is invalid. Give AVLimits\(...\), or leave it out"):
+        SampleDecoder(av_limits=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"ShardCache\(path=3\) is not a path: give a folder on a local disk"):
+        ShardCache(3, max_bytes="1GB")  # type: ignore[arg-type]
 
 
 def test_a_users_subclass_is_called_by_its_own_name() -> None:

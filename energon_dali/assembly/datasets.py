@@ -62,7 +62,7 @@ def get_train_dataset(
             .jsonl file.
         split_part: Part of the split, such as "train".
         worker_config: Rank, world size, workers and streams of this process; None takes them from torchrun's
-            environment, with 4 streams per rank.
+            environment, with 4 streams per rank, on up to 4 workers.
         batch_size: Samples per batch; None yields single samples.
         batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False). Cost: the samples of that
             batch are not trained on.

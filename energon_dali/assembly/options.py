@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from energon_dali.calls import refuse_async
+from energon_dali.calls import check_switches, refuse_async
 from energon_dali.datasets.grouping.global_batch import ON_MISSING, OnMissing
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.native_source import DEFAULT_LANES
@@ -97,6 +97,9 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         check_number("parallel_shard_iters", self.parallel_shard_iters)
+        check_switches(
+            window_in_slice=self.window_in_slice, allow_imports=self.allow_imports, allow_code=self.allow_code
+        )
         kinds: dict[str, tuple[type, str]] = {
             "sample_type": (type, "a class, such as CaptioningSample"),
             "field_map": (Mapping, "a dict, such as {'image': 'jpg,png', 'caption': 'txt'}"),
@@ -151,6 +154,7 @@ class DatasetOptions:
     allow_estimates: bool = False
 
     def __post_init__(self) -> None:
+        check_switches(repeat=self.repeat, batch_drop_last=self.batch_drop_last, allow_estimates=self.allow_estimates)
         for name, kind in (("packs", PlannedPacks), ("balance", Balance)):
             value = getattr(self, name)
             if not isinstance(value, (kind, type(None))):

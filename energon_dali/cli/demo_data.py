@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SHARDS = 4
 VIDEO_FRAMES, VIDEO_RATE, VIDEO_WIDTH, VIDEO_HEIGHT = 250, 25, 320, 180
 AUDIO_RATE = 44_100
+PHOTO_WIDTH, PHOTO_HEIGHT = 640, 427
 _COLOURS = {
     "red": (205, 60, 50),
     "green": (70, 150, 80),
@@ -78,15 +79,16 @@ class _Sample:
     help="Number of images.",
 )
 def demo_data(folder: Path, samples: int) -> None:
-    """Make images, a dataset and a video to try things on: FOLDER/photos, FOLDER/captions and FOLDER/video.mp4.
+    """Make images, a dataset and a video to try things on: FOLDER/photos, FOLDER/captions, FOLDER/video.mp4.
 
     FOLDER/captions holds images with captions in four tar shards and is prepared. FOLDER/photos holds the same images
     as files, in a folder for each class. They are crops of the photographs that come with scikit-image and scikit-learn
-    if those are installed, and drawn shapes otherwise. What FOLDER already holds stays as it is.
+    if those are installed, and drawn shapes otherwise. FOLDER/photo.jpg is a larger one, which pages of the
+    documentation read. What FOLDER already holds stays as it is.
     """
-    photos, captions, video = folder / "photos", folder / "captions", folder / "video.mp4"
+    photos, captions, video, photo = (folder / name for name in ("photos", "captions", "video.mp4", "photo.jpg"))
     folder.mkdir(parents=True, exist_ok=True)
-    scenes = [] if photos.exists() and captions.exists() and video.exists() else _photographs()
+    scenes = [] if all(path.exists() for path in (photos, captions, video, photo)) else _photographs()
     kind = "crops of photographs" if scenes else "drawn images"
     # Both are made under another name first: an interrupted run leaves nothing that looks complete.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".demo-data-") as unfinished:
@@ -112,6 +114,19 @@ def demo_data(folder: Path, samples: int) -> None:
             shutil.move(Path(unfinished, "video.mp4"), video)
             seconds = VIDEO_FRAMES // VIDEO_RATE
             click.echo(f"{video}: {seconds} seconds, {VIDEO_WIDTH} x {VIDEO_HEIGHT}, with audio")
+        if photo.exists():
+            click.echo(f"{photo} already exists.")
+        else:
+            Path(unfinished, "photo.jpg").write_bytes(_photo(scenes))
+            shutil.move(Path(unfinished, "photo.jpg"), photo)
+            click.echo(f"{photo}: one image of {PHOTO_WIDTH} x {PHOTO_HEIGHT} pixels")
+
+
+def _photo(scenes: list[_Scene]) -> bytes:
+    """Returns a JPEG of the size that pages of the documentation print: a photograph of that size, or a drawn image."""
+    size = (PHOTO_WIDTH, PHOTO_HEIGHT)
+    fitting = [scene.image for scene in scenes if scene.image.size == size]
+    return _encoded(fitting[0] if fitting else _drawn_scene(np.random.default_rng(0)).image.resize(size), "jpg")
 
 
 def _photographs() -> list[_Scene]:

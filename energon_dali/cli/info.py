@@ -15,7 +15,7 @@ from energon_dali.metadataset.loader import load_dataset
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import count_samples
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
-from energon_dali.shards.documents.content import show_bytes
+from energon_dali.shards.documents.content import show_bytes, show_count
 from energon_dali.shards.measures import MeasureFile
 from energon_dali.shards.measures.places import MeasuredData, measure_files, stale_reason
 from energon_dali.shards.meta.document import META
@@ -80,7 +80,7 @@ def describe(folder: WebdatasetFolder) -> Iterator[str]:
     yield f"Dataset {folder.root.name}"
     yield f"  Path:        {folder.path}"
     yield f"  Samples:     {total:,}"
-    yield f"  Size:        {show_bytes(size)} in {len(folder.shard_names):,} shards"
+    yield f"  Size:        {show_bytes(size)} in {show_count(len(folder.shard_names), 'shard')}"
     yield f"  Sample type: {sample_type}"
     yield f"  Index:       {folder.index.source}, {folder.uuid or 'no uuid'}"
     yield "  Splits:"
@@ -88,7 +88,7 @@ def describe(folder: WebdatasetFolder) -> Iterator[str]:
         ranges = folder.split_ranges(part)
         shards = len(set(ranges.shard.tolist()))
         share = 100 * ranges.num_samples / total if total else 0.0
-        yield f"    {part}: {ranges.num_samples:,} samples ({share:.1f}%) in {shards:,} shards"
+        yield f"    {part}: {show_count(ranges.num_samples, 'sample')} ({share:.1f}%) in {show_count(shards, 'shard')}"
     yield from _measures(folder)
 
 

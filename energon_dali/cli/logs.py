@@ -15,6 +15,7 @@ import numpy as np
 
 from energon_dali.diagnosis.debug_logs import DebugLogs, Deliveries, find_logs
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.content import show_count
 from energon_dali.shards.storage.atomic_file import atomic_file
 
 if TYPE_CHECKING:
@@ -180,8 +181,10 @@ def describe_deliveries(found: Deliveries, files: list[Path] | None = None) -> I
     """
     times = np.bincount(found.samples)
     again = int((times > 1).sum())
-    yield f"Found {found.num_samples:,} samples in {found.num_steps:,} steps."
-    yield f"  Delivered more than once: {again:,} samples" + (f", at most {int(times.max()):,} times" if again else "")
+    yield f"Found {show_count(found.num_samples, 'sample')} in {show_count(found.num_steps, 'step')}."
+    yield f"  Delivered more than once: {show_count(again, 'sample')}" + (
+        f", at most {int(times.max()):,} times" if again else ""
+    )
     ranks, counts = np.unique(found.ranks, return_counts=True)
     for rank, count in list(zip(ranks.tolist(), counts.tolist(), strict=True))[:_SHOWN_RANKS]:
         steps = len(np.unique(found.steps[found.ranks == rank]))

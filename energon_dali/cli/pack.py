@@ -17,7 +17,7 @@ from energon_dali.pack.reading import Source
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_dataset
 from energon_dali.pack.shard_job import STATE
-from energon_dali.shards.documents.content import parse_bytes, show_bytes
+from energon_dali.shards.documents.content import parse_bytes, show_bytes, show_count
 
 SHOWN_SKIPPED = 20
 
@@ -43,7 +43,7 @@ class _Progress(Watcher):
     def begin(self, plan: Plan, done_samples: int, done_shards: int) -> None:
         self.end()
         if done_shards:
-            click.echo(f"{done_shards:,} of {len(plan.shards):,} shards are already there.")
+            click.echo(f"{done_shards:,} of {show_count(len(plan.shards), 'shard')} already there.")
         self._bar = open_bar(
             total=plan.num_samples, initial=done_samples, desc="Packing", unit="sample", disable=not self._shown
         )
@@ -160,9 +160,11 @@ def _report(result: PackResult) -> None:
     if result.was_complete:
         click.echo("Everything was packed already. Give --overwrite to do it again.")
     size = show_bytes(sum(shard.size for shard in result.shards))
-    click.echo(f"Packed {result.num_samples:,} samples into {len(result.shards):,} shards, {size}:")
+    click.echo(
+        f"Packed {show_count(result.num_samples, 'sample')} into {show_count(len(result.shards), 'shard')}, {size}:"
+    )
     for part, samples in result.split_samples.items():
-        click.echo(f"- {part}: {samples:,} samples")
+        click.echo(f"- {part}: {show_count(samples, 'sample')}")
     empty = [part for part, samples in result.split_samples.items() if not samples]
     if empty:
         click.echo(f"Warning: {' and '.join(empty)} got no sample.", err=True)
@@ -173,7 +175,7 @@ def _report(result: PackResult) -> None:
 def _report_skipped(result: PackResult, skipped: Sequence[Skipped]) -> None:
     if not skipped:
         return
-    click.echo(f"{len(skipped):,} samples were left out:", err=True)
+    click.echo(f"Left out {show_count(len(skipped), 'sample')}:", err=True)
     for bad in skipped[:SHOWN_SKIPPED]:
         click.echo(f"  {bad.what}: {bad.reason}".encode("utf-8", "backslashreplace").decode(), err=True)
     if len(skipped) > SHOWN_SKIPPED:

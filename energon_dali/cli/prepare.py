@@ -15,6 +15,7 @@ from energon_dali.cli.media_options import check_image, media_options, progress_
 from energon_dali.cli.progress_bar import open_bar
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset, prepare_jsonl
+from energon_dali.shards.documents.content import show_count
 from energon_dali.shards.index.jsonl_index import index_path
 from energon_dali.shards.meta.dataset_config import CRUDE, check_config_name, write_dataset_config
 from energon_dali.shards.meta.document import META
@@ -106,7 +107,7 @@ def prepare(path: str, **given: object) -> None:
     _check_type(options)
     if options.tar_index_only:
         result = _run(root, None, None, options)
-        click.echo(f"Done. Indexed {sum(result.shard_counts.values()):,} samples.")
+        click.echo(f"Done. Indexed {show_count(sum(result.shard_counts.values()), 'sample')}.")
         _report_unreadable(root, result.unreadable, options)
         return
     if info_present(root) and not options.force_overwrite:
@@ -124,7 +125,7 @@ def prepare(path: str, **given: object) -> None:
     _report_unreadable(root, result.unreadable, options)
     _report_split(result, ratio)
     _write_config(root, result, options)
-    click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
+    click.echo(f"Done. Prepared {show_count(sum(result.shard_counts.values()), 'sample')}.")
 
 
 def index_jsonl(path: str, *, progress: bool, overwrite: bool, non_interactive: bool) -> None:
@@ -161,7 +162,7 @@ def index_jsonl(path: str, *, progress: bool, overwrite: bool, non_interactive: 
             f"{numbers}{more} (counted from 0 without blank lines).",
             err=True,
         )
-    click.echo(f"Done. Prepared {result.num_samples:,} samples.")
+    click.echo(f"Done. Prepared {show_count(result.num_samples, 'sample')}.")
 
 
 def index_joins(path: str) -> None:
@@ -244,7 +245,9 @@ def _report_split(result: PrepareResult, ratio: dict[str, float] | None) -> None
     """Says how many samples each part of the split has, and warns of parts that were asked for and have none."""
     click.echo("Split into whole shards:")
     for part, shards in result.split_parts.items():
-        click.echo(f"- {part}: {result.split_samples[part]:,} samples in {len(shards):,} shards")
+        click.echo(
+            f"- {part}: {show_count(result.split_samples[part], 'sample')} in {show_count(len(shards), 'shard')}"
+        )
     empty = [part for part, count in result.split_samples.items() if not count and (ratio is None or ratio[part] > 0)]
     if empty and ratio is not None:
         shares = [share for share in ratio.values() if share > 0]

@@ -17,6 +17,7 @@ from energon_dali.errors import ConfigError, DatasetError, StorageError
 from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import attributes_of
 from energon_dali.shards import JsonlFile, WebdatasetFolder
+from energon_dali.shards.documents.content import show_count
 from energon_dali.shards.measures.places import MeasuredData, describe_measures, measures_of_sample
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def preview(path: str, split_parts: str, index: int | None, count: int | None, w
             shown += 1
             if count is None and not click.confirm("Next sample?", default=True):
                 return
-    click.echo(f"Done. {shown:,} samples in {split_parts}.")
+    click.echo(f"Done. {show_count(shown, 'sample')} in {split_parts}.")
 
 
 def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> None:

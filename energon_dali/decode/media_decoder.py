@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from energon_dali.calls import explain_call
+from energon_dali.calls import check_switches, explain_call
 from energon_dali.decode.audio_front_ends import AudioFrontEnd
 from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSegments, AudioSpec
 from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
@@ -197,6 +197,13 @@ class MediaDecoder(Decoder):
                 f"av_lazy=True was given with av_decode={av_decode!r}, which decodes files at once. It is for "
                 'av_decode="AVDecoder"; VideoClips reads only its clips without it. Leave it out.'
             )
+        check_switches(
+            av_lazy=av_lazy,
+            video_decode_audio=video_decode_audio,
+            guess_content=guess_content,
+            audio_of_videos=audio_of_videos,
+        )
+        _check_limits(av_limits)
         if guess_content:
             require_filetype()
         self.spec = ImageSpec(
@@ -230,7 +237,7 @@ class MediaDecoder(Decoder):
 
     @property
     def decodes_late(self) -> bool:  # type: ignore[override]
-        """With a front end: hooks before decoding see handles that know their number of tokens."""
+        """With a front end: hooks before decoding see handles with their number of tokens."""
         return self._has_front_end and self.placement == "worker"
 
     @property
@@ -545,6 +552,20 @@ def check_layout(handle: MediaHandle) -> None:
                 f"The front end resizes {handle.width} x {handle.height} pixels to {view.width} x {view.height}, more "
                 f"than max_pixels={handle.spec.max_pixels:,}"
             )
+
+
+def _check_limits(limits: object) -> None:
+    """Refuses what is not an AVLimits.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if limits is None:
+        return
+    from energon_dali.av import AVLimits
+
+    if not isinstance(limits, AVLimits):
+        raise ConfigError(f"av_limits={limits!r} is invalid. Give AVLimits(...), or leave it out.")
 
 
 def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> dict[str, Any]:

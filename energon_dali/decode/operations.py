@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
-from energon_dali.calls import explain_call
+from energon_dali.calls import check_switches, explain_call
 from energon_dali.errors import ConfigError
 
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
@@ -43,6 +44,7 @@ class Resize:
         _check_sides(self, (size, size) if isinstance(size, int) else size)
         object.__setattr__(self, "size", size)
         _check_interpolation(self, self.interpolation)
+        check_switches(antialias=self.antialias)
 
 
 @explain_call
@@ -74,6 +76,7 @@ class RandomResizedCrop:
         object.__setattr__(self, "scale", _range(self, "scale", self.scale))
         object.__setattr__(self, "ratio", _range(self, "ratio", self.ratio))
         _check_interpolation(self, self.interpolation)
+        check_switches(antialias=self.antialias)
 
 
 @explain_call
@@ -121,7 +124,8 @@ class HorizontalFlip:
     """Probability of the flip, 0 to 1; 1 flips always."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.p <= 1.0:
+        p: object = self.p
+        if not isinstance(p, Real) or not 0.0 <= float(p) <= 1.0:
             raise ConfigError(
                 f"HorizontalFlip(p={self.p!r}) is not a probability. Give p between 0 and 1, such as the default 0.5."
             )
@@ -135,7 +139,7 @@ class Normalize:
     It is applied last, wherever it is in the sequence of operations.
 
     Raises:
-        ConfigError: Different numbers of means and deviations, or a deviation that is not positive.
+        ConfigError: Different numbers of means and deviations, a deviation that is not positive, or values of 0 to 255.
     """
 
     mean: tuple[float, ...]
@@ -144,7 +148,13 @@ class Normalize:
     """One standard deviation per channel, or one for all, in units of [0, 1]."""
 
     def __post_init__(self) -> None:
-        mean, std = _floats(self.mean), _floats(self.std)
+        try:
+            mean, std = _floats(self.mean), _floats(self.std)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"Normalize(mean={self.mean!r}, std={self.std!r}) is not made of numbers. Give both in units of "
+                "[0, 1], such as mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)."
+            ) from None
         if len(mean) != len(std) or not mean:
             raise ConfigError(
                 f"Normalize was given {len(mean)} means and {len(std)} standard deviations. Each channel needs one of "
@@ -155,6 +165,11 @@ class Normalize:
             raise ConfigError(
                 f"Normalize(mean={mean}, std={std}) cannot be computed. A standard deviation divides the pixels and "
                 "must be positive and finite. Give both in units of [0, 1], such as mean=(0.5,), std=(0.5,)."
+            )
+        if max(mean) > 1.0 and min(std) > 1.0:
+            raise ConfigError(
+                f"Normalize(mean={mean}, std={std}) is in units of 0 to 255. Here pixels are in units of [0, 1]: "
+                "divide both by 255."
             )
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)

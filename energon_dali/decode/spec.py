@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+from energon_dali.calls import check_switches
 from energon_dali.decode.formats import Buffer
 from energon_dali.decode.front_ends import FrontEnd, VideoFrontEnd
 from energon_dali.decode.operations import (
@@ -119,6 +120,7 @@ class ImageSpec:
             )
         container, mode, dtype = _form_of(self.image_decode)
         _store(self, container=container, mode=mode, channels=len(mode))
+        check_switches(apply_exif_orientation=self.apply_exif_orientation)
         _store(self, operations=_checked_operations(self.operations))
         if self.front_end is not None:
             self._check_front_end(self.front_end)
@@ -139,8 +141,9 @@ class ImageSpec:
         for name in ("max_pixels", "max_bytes"):
             limit = getattr(self, name)
             if not isinstance(limit, int) or limit < 1:
+                reason = "would refuse every image" if isinstance(limit, (int, float)) else "is not a number"
                 raise ConfigError(
-                    f"{name}={limit!r} would refuse every image. The limit is a whole number of at least 1. Leave it "
+                    f"{name}={limit!r} {reason}. The limit is a whole number of at least 1. Leave it "
                     f"out for the default of {DEFAULT_MAX_PIXELS if name == 'max_pixels' else DEFAULT_MAX_BYTES:,}."
                 )
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from energon_dali.cache import CachePool
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.cache.shard_cache import ShardCache, check_shard_cache
+from energon_dali.calls import check_switches
 from energon_dali.errors import ConfigError, DeviceError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
@@ -93,8 +94,7 @@ class LoaderOptions:
             value = getattr(self, name)
             if not isinstance(value, bool) and value != "auto":
                 raise ConfigError(f'{name}={value!r} is unknown: give True, False or "auto".')
-        if not isinstance(self.check_plan, bool):
-            raise ConfigError(f"check_plan={self.check_plan!r} is unknown: give True or False.")
+        check_switches(check_plan=self.check_plan, fail_on_timeout=self.fail_on_timeout)
         if not isinstance(self.retry_policy, (RetryPolicy, type(None))):
             raise ConfigError(
                 f"retry_policy={self.retry_policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., "

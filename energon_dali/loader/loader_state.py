@@ -139,9 +139,10 @@ class LoaderIdentity:
         divisors = [str(count) for count in range(1, saved + 1) if saved % count == 0]  # of at most MAX_STREAMS
         if saved != self._num_streams:
             raise LayoutError(
-                f"The state is of a job with {saved} streams; this loader has {self._num_streams} (world_size "
-                f"{self._world_size} x num_workers {self._num_workers}). Pass WorkerConfig(num_streams={saved}) with a "
-                f"rank x worker product that divides {saved}: {', '.join(divisors)}."
+                f"The state is of a job with {saved} streams; this loader has {self._num_streams} streams, on "
+                f"world_size={self._world_size} with num_workers={self._num_workers}. Pass "
+                f"WorkerConfig(num_streams={saved}) with a rank x worker product that divides {saved}: "
+                f"{', '.join(divisors)}."
             )
         missing = [stream for stream in self._streams if str(stream) not in state["streams"]]
         if missing:

@@ -115,7 +115,7 @@ def sample_card(sample: Any, values: Mapping[str, Any]) -> str:
     keys = list(key) if isinstance(key, (list, tuple)) else None
     note = f"batch of {len(keys):,}" if keys is not None else str(key if key is not None else "")
     fields = {name: value for name, value in values.items() if name not in BASE_FIELDS}
-    rows = [(name, in_words(value)) for name, value in fields.items()]
+    rows = [(name, _line(value)) for name, value in fields.items()]
     if keys is not None:
         rows.append(("__key__", in_words(keys)))
     sources = values.get("__sources__")
@@ -129,6 +129,22 @@ def sample_card(sample: Any, values: Mapping[str, Any]) -> str:
 def _says_something(value: Any) -> bool:
     """Returns whether a value of a base field is worth a line: not None, not empty, and not a list of such values."""
     return any(map(_says_something, value)) if isinstance(value, list) else value not in (None, {}, ())
+
+
+def _line(value: Any) -> str:
+    """Returns a field in words; of an object of the user that fails even then, its type."""
+    try:
+        return in_words(value)
+    except Exception as error:
+        return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"
+
+
+def _count(value: Any) -> int:
+    """Returns how many images a value holds; none if looking at it fails."""
+    try:
+        return count_images(value)
+    except Exception:
+        return 0
 
 
 def in_words(value: Any) -> str:
@@ -157,7 +173,7 @@ def _images_of(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, value in fields.items():
         frames = getattr(value, "frames", None) if type(value).__name__ == "Clips" else value
         parts = frames if isinstance(frames, list) else [frames]
-        found += [(name, part, count) for part in parts[:MOST_IMAGES] if (count := count_images(part))]
+        found += [(name, part, count) for part in parts[:MOST_IMAGES] if (count := _count(part))]
     images: list[tuple[str, str]] = []
     for number, (name, value, _) in enumerate(found):
         room = MOST_IMAGES - len(images)

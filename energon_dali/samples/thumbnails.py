@@ -54,7 +54,10 @@ def thumbnails(value: Any, most: int) -> list[str]:
         return []
     shown = min(most, count)
     chosen = [number * (count - 1) // max(1, shown - 1) for number in range(shown)]
-    made = [_data_uri(_image_of(value, number)) for number in chosen]
+    try:
+        made = [_data_uri(_image_of(value, number)) for number in chosen]
+    except Exception:  # such as a PIL image that was closed, or whose file is damaged
+        return []
     return [uri for uri in made if uri]
 
 

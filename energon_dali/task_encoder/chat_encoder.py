@@ -99,6 +99,15 @@ class ChatEncoder:
         ):
             if not good:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is invalid: {allowed}.")
+        for name, kind in (
+            ("image", FrontEnd),
+            ("video", VideoFrontEnd),
+            ("audio", AudioFrontEnd),
+            ("rope", MultimodalRope),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (kind, type(None))):
+                raise ConfigError(f"{name}={value!r} is invalid: give what {kind.__name__} makes, or leave it out.")
         if self.image is not None and type(self.image).expand_text is not FrontEnd.expand_text:
             raise ConfigError(
                 f"{type(self.image).__name__} changes the text around its images, so the places of the assistant's "
@@ -266,4 +275,16 @@ def _layouts(noun: str, media: Sequence[Any], front_end: object) -> list[Any]:
             f"ChatEncoder was given {noun} parts, and has no front end for them. Make it with {noun}=..., the front "
             "end of the decoder."
         )
-    return [getattr(medium, "layout", medium) for medium in media]
+    if not isinstance(media, Sequence):
+        raise ConfigError(
+            f"ChatEncoder was given {noun} parts as {type(media).__name__}. Give a list, in the order of the "
+            "conversation."
+        )
+    layouts = [getattr(medium, "layout", medium) for medium in media]
+    for medium, layout in zip(media, layouts, strict=True):
+        if not hasattr(layout, "num_tokens"):  # such as a tensor
+            raise ConfigError(
+                f"ChatEncoder was given {noun} parts of the type {type(medium).__name__}, which have no number of "
+                "tokens. Give what a decoder with this front end makes of them: handles, or decoded parts."
+            )
+    return layouts

@@ -61,6 +61,10 @@ def _message(turn: Any) -> Message:
         message = {name: value for name, value in turn.items() if value is not None}
         if isinstance(message.get("content"), (list, tuple)):
             message["content"] = [_block(block) for block in message["content"]]
+        elif not isinstance(message.get("content", ""), (str, Mapping)):
+            raise DatasetError(
+                f"The content of a message is {message['content']!r}. It must be a text, or a list of texts and media."
+            )
         return message
     if isinstance(turn, Mapping) and isinstance(turn.get("from"), str) and isinstance(turn.get("value"), str):
         role = _ROLES.get(turn["from"].lower())

@@ -47,7 +47,7 @@ def test_two_ranks_are_merged_step_by_step(tmp_path: Path) -> None:
     done = run(tmp_path, "--heatmap-gain", "1", "--no-colors")
     assert done.exit_code == 0, done.output
     assert "Found 7 samples in 2 steps." in done.output
-    assert "Delivered more than once: 1 samples, at most 2 times" in done.output
+    assert "Delivered more than once: 1 sample, at most 2 times" in done.output
     assert "Rank 1: 4 samples in 2 steps" in done.output
     # Samples are numbered in the order in which they come first: k0 k1 k4 k5, then k2 k3 k6.
     lit = np.asarray(Image.open(tmp_path / "map.png").convert("L")) > 0
@@ -110,10 +110,10 @@ def energon(loader: int, training: bool, *batches: list[str]) -> list[dict[str, 
 def test_energons_logs(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", *energon(0, True, ["a", "b"], ["c", "d"]), *energon(1, False, ["e"]))
     assert "Found 4 samples in 2 steps" in run(tmp_path).output
-    assert "Found 1 samples in 1 steps" in run(tmp_path, "--include-modality", "val").output
+    assert "Found 1 sample in 1 step" in run(tmp_path, "--include-modality", "val").output
     done = run(tmp_path, "--include-modality", "train,val", answers="7\n1\n")
     assert "loader 0: train, 2 steps" in done.output
-    assert "Found 1 samples" in done.output
+    assert "Found 1 sample" in done.output
     kind = "WebdatasetSampleLoaderDataset._slices_iter.yield"
     write(tmp_path / "w.jsonl", *({"t": kind, "r": 0, "w": 0, "key": f"k{n}", "count": n} for n in range(5)))
     done = run(tmp_path, "--force-loading-order")

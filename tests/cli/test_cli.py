@@ -54,7 +54,7 @@ def test_prepare_with_field_map_and_info(tmp_path: Path) -> None:
     shown = ok("info", tmp_path)
     assert "CaptioningSample" in shown
     assert "train: 8 samples (50.0%) in 2 shards" in shown
-    assert "val: 4 samples (25.0%) in 1 shards" in shown
+    assert "val: 4 samples (25.0%) in 1 shard" in shown
     refused = run("prepare", tmp_path, *QUIET, *ratio)
     assert refused.exit_code == 1
     assert "--force-overwrite" in refused.output
@@ -258,7 +258,7 @@ def test_the_samples_of_each_part_are_shown_and_an_empty_part_is_warned_of(tmp_p
     assert "Warning: val got no sample." in shown
     assert "about 10 shards" in shown
     enough = ok("prepare", tmp_path, *QUIET, "--split-ratio", "2,1,1", "--force-overwrite")
-    assert "- val: 4 samples in 1 shards" in enough
+    assert "- val: 4 samples in 1 shard" in enough
     assert "Warning" not in enough
     assert "Warning" not in ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--force-overwrite")
 
@@ -268,7 +268,7 @@ def test_a_part_that_is_empty_because_its_samples_are_excluded(tmp_path: Path) -
     write_tar(tmp_path / "b.tar", {"worse.jpg": b"text"})
     parts = ("--split-parts", "train:a", "--split-parts", "val:b", "--exclude-unreadable")
     shown = ok("prepare", tmp_path, *QUIET, *parts)
-    assert "- train: 1 samples in 1 shards" in shown
+    assert "- train: 1 sample in 1 shard" in shown
     assert "Warning: val got no sample." in shown
 
 

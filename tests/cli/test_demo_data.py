@@ -8,6 +8,7 @@ import av
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 import energon_dali
 from energon_dali.cli import demo_data
@@ -45,7 +46,12 @@ def test_it_makes_images_a_prepared_dataset_and_a_video(
     tmp_path /= "a:b"  # a path, not a URL
     output = make(tmp_path / "data", "--samples", "22")
     assert ("22 crops of photographs" if photographs else "22 drawn images") in output
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["captions", "photos", "video.mp4"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "captions",
+        "photo.jpg",
+        "photos",
+        "video.mp4",
+    ]
 
     samples = samples_of(tmp_path / "data")
     assert len({sample.__key__ for sample in samples}) == len(samples) == 22
@@ -57,6 +63,9 @@ def test_it_makes_images_a_prepared_dataset_and_a_video(
     assert sorted(file.stem for file in files) == sorted(sample.__key__ for sample in samples)
     classes = {"astronaut", "cat", "coffee", "flower", "rocket", "temple"}
     assert {file.parent.name for file in files} == (classes if photographs else {"circle", "square", "triangle"})
+
+    with Image.open(tmp_path / "data" / "photo.jpg") as photo:  # the size that pages of the documentation print
+        assert (photo.format, photo.mode, photo.size) == ("JPEG", "RGB", (640, 427))
 
     with av.open(str(tmp_path / "data" / "video.mp4")) as video:
         assert sum(1 for _ in video.decode(video=0)) == 250

@@ -24,7 +24,7 @@ def test_packs_and_says_what_it_did(tmp_path: Path) -> None:
     sizes = ("--max-samples", 6, "--max-bytes", "1MB", "--split", "train=0.75,val=0.25", "--shuffle", 1)
     shown = ok("pack", source, tmp_path / "out", *QUIET, *sizes)
     assert "Samples: 20, of which 20 have a caption" in shown
-    assert "1 samples were left out:\n  a/img.000.png (a/img_000): its part 'png' cannot be read" in shown
+    assert "Left out 1 sample:\n  a/img.000.png (a/img_000): its part 'png' cannot be read" in shown
     assert "Packed 19 samples into 4 shards" in shown
     assert "- val: " in shown
     assert "Everything was packed already" in ok("pack", source, tmp_path / "out", *QUIET, *sizes)

@@ -59,7 +59,7 @@ def test_a_number_of_samples_and_crude_ones(data: str, tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["prepare", str(lines), "--no-progress"]).exit_code == 0
     done = CliRunner().invoke(main, ["preview", str(lines), "--count", "5"])
     assert "first" in done.output
-    assert "Done. 1 samples" in done.output
+    assert "Done. 1 sample in" in done.output
 
 
 def test_what_is_missing_is_named(data: str) -> None:

@@ -43,6 +43,15 @@ def test_other_settings_are_checked() -> None:
     for std in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="must be positive and finite"):
             Normalize((0.5,), (std,))
+    with pytest.raises(ConfigError, match=r"HorizontalFlip\(p='0.5'\).*between 0 and 1"):
+        HorizontalFlip("0.5")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Normalize\(mean='imagenet', std='imagenet'\) is not made of numbers. Give"):
+        Normalize("imagenet", "imagenet")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"is in units of 0 to 255. .*divide both by 255"):
+        Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))
+    for operation in (Resize, RandomResizedCrop):
+        with pytest.raises(ConfigError, match="antialias='no' is invalid: give True or False"):
+            operation(3, antialias="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operation", [Resize, RandomResizedCrop])

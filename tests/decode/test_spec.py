@@ -60,6 +60,8 @@ def test_layouts() -> None:
         ({"operations": 7}, "operations=7 cannot run"),
         ({"max_pixels": 0}, "max_pixels=0 would refuse every image"),
         ({"max_bytes": 1.5}, "max_bytes=1.5 would refuse every image"),
+        ({"max_bytes": "1GB"}, "max_bytes='1GB' is not a number. The limit is a whole number"),
+        ({"apply_exif_orientation": "no"}, "apply_exif_orientation='no' is invalid: give True or False"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:

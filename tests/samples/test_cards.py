@@ -138,6 +138,25 @@ def test_thumbnails_show_the_pixels() -> None:
     assert second[..., 1].max() < 15
 
 
+class Failing:
+    """An object of a user that cannot even be looked at."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+
+def test_what_cannot_be_shown_does_not_fail() -> None:
+    closed = Image.new("RGB", (9, 9))
+    closed.close()
+    page = Page(captioning(image=closed, caption=Failing())._repr_html_())
+    assert "PIL image, RGB, 9 x 9" in page.text
+    assert "Failing, which cannot be shown: RuntimeError" in page.text
+    assert "img" not in page.tags
+
+
 def test_cards_are_bounded() -> None:
     rows: list[tuple[str, str | Bar]] = [(f"name {n}" * 50, "value " * 1000) for n in range(10_000)]
     html = card("title" * 1000, rows, note="note" * 1000, text=("lines", "line\n" * 100_000))

@@ -71,6 +71,8 @@ class ShardCache:
         block_bytes: int | str | None = None,
         cache_local: bool = False,
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(f"ShardCache(path={path!r}) is not a path: give a folder on a local disk.")
         if not os.fspath(path):
             raise ConfigError("ShardCache(path='') is invalid: give a folder on a local disk.")
         if "://" in os.fspath(path):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from typing_extensions import Self
 
+from energon_dali.calls import check_number
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
 from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
 from energon_dali.errors import ConfigError, DecodeError
@@ -119,8 +120,14 @@ class AudioFrontEnd(ProcessorFamily):
 
         Args:
             duration_seconds: At least 0.
+
+        Raises:
+            ConfigError: It is not a number, or negative.
         """
-        return math.floor(duration_seconds * self.sampling_rate + _TOLERANCE_SAMPLES)
+        seconds = check_number("duration_seconds", duration_seconds)
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"duration_seconds={duration_seconds!r} is invalid: give a finite number of at least 0.")
+        return math.floor(seconds * self.sampling_rate + _TOLERANCE_SAMPLES)
 
     def segments(self, num_samples: int, most_samples: int | None = None) -> list[tuple[int, int]]:
         """Returns (start, stop) of the segments into which a long recording is cut, in samples.

@@ -148,7 +148,7 @@ class VideoClips:
     """Rotates frames upright as the file says (multiples of 90 degrees), with PyAV. Cost: decoding the first frame."""
     front_end: VideoFrontEnd | None = None
     """Chooses the frames and makes of them what a vision-language model takes: a VideoInput instead of `Clips`. Hooks
-    before decoding see handles that know their `num_tokens`. Goes with `damaged` and `apply_rotation` alone."""
+    before decoding see handles with their `num_tokens`. Goes with `damaged` and `apply_rotation` alone."""
 
     def __post_init__(self) -> None:
         for name in ("num_clips", "frames_per_clip", "stride", "clip_duration_seconds", "at", "size"):

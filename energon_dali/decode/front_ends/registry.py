@@ -214,7 +214,7 @@ def make_front_end(
         return front_end.with_fields(
             dtype=dtype or front_end.own_dtype(), resampling=resampling or config.arithmetic, **fields
         )
-    known = ", ".join(sorted(name for family in families for name in family.processors))
+    known = ", ".join(sorted({name for family in families for name in family.processors}))
     if not config.type_name:
         raise ConfigError(
             "There is no front end for a processor that does not name its type: its file has neither "

@@ -27,7 +27,7 @@ class VideoFrontEnd(FrontEnd):
     """What a vision-language model wants of a video, declared as `VideoClips(front_end=...)`.
 
     It chooses frames by their number, as the processor does, and makes of them what the processor makes. The videos
-    become VideoInput, and hooks before decoding see handles that know their `num_tokens`.
+    become VideoInput, and hooks before decoding see handles with their `num_tokens`.
 
         front_end = VideoFrontEnd.from_processor(processor, fps=2.0)
         decoder = SampleDecoder(av_decode=VideoClips(front_end=front_end))

@@ -12,6 +12,7 @@ from energon_dali.pack.files import MediaFolder, media_kind, suffix_of
 from energon_dali.pack.options import PackOptions, choose_sample_type, make_dataset_config
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
 from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart, clean_key
+from energon_dali.shards.documents.content import show_count
 from energon_dali.shards.documents.json_text import parse_json
 
 _CAPTIONS = {"txt": "txt", "caption": "txt", "text": "txt"}
@@ -87,7 +88,7 @@ class FolderSource(Source):
         if self._classes:
             lines.append(f"Classes: {len(self._classes):,} folders, {self._classes[0]} to {self._classes[-1]}")
         if self._ignored:
-            lines.append(f"Ignored: {len(self._ignored):,} files that belong to no sample, such as {self._ignored[0]}")
+            lines.append(f"Ignored: {show_count(len(self._ignored), 'file')} of no sample, such as {self._ignored[0]}")
         return lines
 
     def records(self, skipped: OnSkipped) -> Iterator[Record]:

@@ -11,6 +11,7 @@ from energon_dali.pack.files import media_kind
 from energon_dali.pack.options import AUTO, NEEDS, PackOptions, choose_sample_type, make_dataset_config
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
 from energon_dali.pack.record import RangePart, Record, clean_key
+from energon_dali.shards.documents.content import show_count
 from energon_dali.shards.index.tar_scan import TarEnd, group_members, scan_tar
 from energon_dali.shards.meta.dataset_config import CRUDE, read_dataset_config
 from energon_dali.shards.meta.info import info_present, read_shard_counts
@@ -59,7 +60,7 @@ class TarSource(Source):
         return None if "sample_loader" in config else config
 
     def describe(self) -> list[str]:
-        lines = [f"{len(self._shards):,} shards"]
+        lines = [show_count(len(self._shards), "shard")]
         if self._split is not None and not self._options.split:
             lines.append(f"The split of the source is kept: {', '.join(self._split.split_parts)}")
         if self._config is not None:

@@ -191,6 +191,11 @@ def parse_bytes(size: int | float | str, name: str = "size", *, binary_letters: 
     return int(number)
 
 
+def show_count(count: int, noun: str) -> str:
+    """Returns a count for people: 1 shard, 2,000 shards."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def show_bytes(size: float) -> str:
     """Returns a size for people: 1.5 GiB."""
     value = float(size)

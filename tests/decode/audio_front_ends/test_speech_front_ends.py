@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,6 +104,9 @@ def test_layouts_follow_from_durations() -> None:
     front_end = Qwen3Omni()
     for samples in (480, 16_000, 16_001, 123_457):
         assert front_end.layout_of(samples / 16_000) == front_end.layout(samples)
+    for seconds in (-1, "12", math.inf, math.nan, None):
+        with pytest.raises(ConfigError, match=r"duration_seconds.* give a finite number of at least 0"):
+            front_end.layout_of(seconds)  # type: ignore[arg-type]
     assert front_end.samples_of(1 / 3) == 5333
     assert Whisper().max_seconds == 30.0
     assert Whisper().layout(10**9).kept_samples == 480_000

@@ -98,5 +98,6 @@ def test_names_the_nearest_family_and_what_differs() -> None:
 
 
 def test_names_no_family_for_values_that_all_have() -> None:
-    with pytest.raises(ConfigError, match=r"no front end for OtherImageProcessor\. Covered are"):
+    with pytest.raises(ConfigError, match=r"no front end for OtherImageProcessor\. Covered are") as raised:
         FrontEnd.from_processor({"image_processor_type": "OtherImageProcessor", "do_resize": True, "resample": 2})
+    assert str(raised.value).count("BeitImageProcessor,") == 1  # two families have it
