@@ -14,6 +14,7 @@ TrainOn: TypeAlias = Literal["all", "last"]
 Span: TypeAlias = tuple[int, int]
 """Characters [start, stop) of a text."""
 
+_RESERVED = frozenset({"conversations", "messages", "chat_template", "return_assistant_tokens_mask"})
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -42,12 +43,17 @@ class ChatTemplate:
             **more: Further ones.
 
         Raises:
-            ConfigError: transformers is too old.
+            ConfigError: transformers is too old, the template is not valid Jinja, or a variable has a reserved name.
             DatasetError: The template refuses the conversation.
         """
         render_template = _renderer()
+        reserved = _RESERVED.intersection(variables)
+        if reserved:
+            raise ConfigError(
+                f"{', '.join(sorted(reserved))} cannot be a variable of a chat template. Rename it there."
+            )
         given = {**self.special_tokens, **variables, **more}
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, TemplateSyntaxError
 
         try:
             texts, spans = render_template(
@@ -56,7 +62,9 @@ class ChatTemplate:
                 return_assistant_tokens_mask=self.has_markers,
                 **given,
             )
-        except TemplateError as error:
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"The chat template is not valid Jinja: {error}, in line {error.lineno}.") from error
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise DatasetError(f"The chat template refuses a conversation: {error}") from error
         return texts[0], list(spans[0]) if spans else []
 
@@ -119,8 +127,10 @@ def choose_template(processor: Any, tokenizer: Any, chat_template: str | None) -
         chat_template: A template, or the name of one of several; None is the default.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or none of this name.
     """
+    if chat_template is not None and not isinstance(chat_template, str):
+        raise ConfigError(f"chat_template={chat_template!r} is invalid. Give a Jinja template, a name of one, or None.")
     source = next((found for one in (processor, tokenizer) if (found := getattr(one, "chat_template", None))), None)
     if isinstance(source, Mapping):
         source = source.get(chat_template or "default", chat_template)
@@ -131,9 +141,19 @@ def choose_template(processor: Any, tokenizer: Any, chat_template: str | None) -
             f"{type(processor).__name__} has no chat template (or several, of which none is the default). Give "
             "chat_template=..., the Jinja template of the model, or the name of one of several."
         )
+    if chat_template == source and "{" not in source:
+        raise ConfigError(
+            f"chat_template={source!r} is neither a Jinja template nor the name of one of the templates of "
+            f"{type(processor).__name__}. {_describe_names(processor, tokenizer)}"
+        )
     named = tokenizer.special_tokens_map
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return ChatTemplate(source, named, tuple(special))
+
+
+def _describe_names(*owners: Any) -> str:
+    names = [name for owner in owners if isinstance(owner.chat_template, Mapping) for name in owner.chat_template]
+    return f"Their names are {', '.join(dict.fromkeys(names))}." if names else "They have no names: leave it out."
 
 
 def _renderer() -> Callable[..., Any]:
