@@ -287,6 +287,8 @@ class ChatEncoder:
         if self.too_long != "cut" or self.max_length is None or len(starts) < self.max_length:
             return
         first, last = int(starts.min(initial=0)), int(stops.max(initial=0))
+        if last == len(expanded.text):  # nothing was cut
+            return
         if any(start < first or stop > last for start, stop in expanded.media):
             raise DatasetError(
                 f"A conversation has more than {self.max_length} tokens, and cutting it would leave a part of a "

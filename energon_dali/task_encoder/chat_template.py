@@ -80,6 +80,7 @@ class ChatTemplate:
 
         Raises:
             ConfigError: The template has no markers, and writes a turn differently when others follow it.
+            DatasetError: The template refuses the conversation, or has no markers and the assistant begins.
         """
         text, marked = self.render(messages, variables)
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
@@ -94,16 +95,30 @@ class ChatTemplate:
 
     def _turn(self, messages: Sequence[Message], number: int, text: str, variables: Mapping[str, Any]) -> Span:
         """Returns the characters of a message: after the prompt for it, up to where the next message starts."""
-        prompt, _ = self.render(messages[:number], {**variables, "add_generation_prompt": True})
-        start = len(self._checked(prompt if text.startswith(prompt) else prompt.rstrip(), text))
-        said = text if number + 1 == len(messages) else self._prefix(messages[: number + 1], text, variables)
+        start = len(self._prompt(messages, number, text, variables))
+        is_all = number + 1 == len(messages) and not variables.get("add_generation_prompt")
+        said = text if is_all else self._prefix(messages[: number + 1], text, variables)
         stripped = said.rstrip()
         if stripped.endswith(self.end_tokens) and len(stripped) > start:
             return start, len(stripped)
         return start, len(said)
 
+    def _prompt(self, messages: Sequence[Message], number: int, text: str, variables: Mapping[str, Any]) -> str:
+        """Returns the text before what the assistant says in a message."""
+        try:
+            prompt, _ = self.render(messages[:number], _prefix_variables(variables, prompt=True))
+            return self._checked(prompt if text.startswith(prompt) else prompt.rstrip(), text)
+        except (ConfigError, DatasetError) as error:
+            if number:
+                raise
+            raise DatasetError(
+                "A conversation begins with a turn of the assistant, and its chat template writes something else "
+                "without any message. So what the assistant says cannot be found. Put a message before it, or give "
+                "chat_template a version of the template with {% generation %} and {% endgeneration %}."
+            ) from error
+
     def _prefix(self, messages: Sequence[Message], text: str, variables: Mapping[str, Any]) -> str:
-        said, _ = self.render(messages, {**variables, "add_generation_prompt": False})
+        said, _ = self.render(messages, _prefix_variables(variables, prompt=False))
         return self._checked(said, text)
 
     def _checked(self, prefix: str, text: str) -> str:
@@ -114,8 +129,13 @@ class ChatTemplate:
             "The chat template writes the first messages of a conversation differently when others follow: "
             f"after {text[max(0, same - 40) : same]!r}, {prefix[same:][:40]!r} becomes {text[same:][:40]!r}. What the "
             "assistant says cannot be found in such a text. Give chat_template a version of the template with "
-            "{% generation %} and {% endgeneration %} around it."
+            '{% generation %} and {% endgeneration %} around it, or train_on="last" if only the last turn matters.'
         )
+
+
+def _prefix_variables(variables: Mapping[str, Any], *, prompt: bool) -> dict[str, Any]:
+    """Returns the variables for rendering the first messages of a conversation, whole."""
+    return {**variables, "add_generation_prompt": prompt, "continue_final_message": False}
 
 
 def choose_template(processor: Any, tokenizer: Any, chat_template: str | None) -> ChatTemplate:

@@ -329,11 +329,12 @@ def test_what_a_tool_returns_is_not_checked() -> None:
 def test_media_without_a_layout_are_refused() -> None:
     encoder = encoder_of_images()
     assert encoder.image is not None
-    for images, words in (
+    cases: list[tuple[Any, str]] = [
         (encoder.image.layout(40, 40), r"one ImageLayout for its image parts\. Give a list"),
         ([np.zeros(3)], r"image parts of the type ndarray.*front end of ChatEncoder"),
         ([None], "of the type NoneType"),
-    ):
+    ]
+    for images, words in cases:
         with pytest.raises(ConfigError, match=words):
             encoder([USER], images=images)
 
@@ -376,3 +377,33 @@ def test_a_tokenizer_that_keeps_the_last_tokens_cannot_cut() -> None:
     tokenizer.truncation_side = "left"
     with pytest.raises(ConfigError, match='truncation_side="left"'):
         ChatEncoder(tokenizer, chat_template=TEMPLATE, max_length=5, too_long="cut")
+
+
+def test_a_prompt_for_another_turn_is_not_said() -> None:
+    encoder = ChatEncoder(chat_tokenizer(merges=False), chat_template=TEMPLATE)
+    assert said(encoder, MESSAGES, add_generation_prompt=True) == "Yes.<|im_end|> No. <|im_end|>"
+    assert said(encoder, MESSAGES[:2], continue_final_message=True) == "Yes."
+    assert said(encoder, MESSAGES, continue_final_message=True).startswith("Yes.<|im_end|> No.")
+
+
+@pytest.mark.parametrize(
+    "before", ["{% if messages[0].role %}{% endif %}", "{% if messages %}<|im_start|>You help.<|im_end|>{% endif %}"]
+)
+def test_a_conversation_that_the_assistant_begins_may_need_markers(before: str) -> None:
+    tokenizer = chat_tokenizer(merges=False)
+    with pytest.raises(DatasetError, match=r"begins with a turn of the assistant.*Put a message before it"):
+        ChatEncoder(tokenizer, chat_template=before + TEMPLATE)(MESSAGES[1:])
+    assert said(ChatEncoder(tokenizer, chat_template=TEMPLATE), MESSAGES[1:2]) == "Yes.<|im_end|>"
+
+
+def test_a_conversation_that_just_fits_is_not_cut() -> None:
+    encoder = ChatEncoder(
+        chat_tokenizer(merges=False),
+        chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
+        max_length=3,
+        too_long="cut",
+    )
+    silent = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": ""}]
+    assert len(encoder(silent)) == 3
+    with pytest.raises(DatasetError, match="has more than 3 tokens"):
+        encoder([{"role": "user", "content": "abcd"}, {"role": "assistant", "content": "e"}])
