@@ -117,6 +117,8 @@ def published_processors(case: Case) -> Iterator[Any]:
             continue
         around = case.published()
         around.image_processor = made
+        if hasattr(around, "num_image_tokens"):  # Florence-2 reads it when it is made
+            around.num_image_tokens = getattr(made, "image_seq_length", around.num_image_tokens)
         yield around
 
 
