@@ -198,7 +198,7 @@ def test_segments_that_would_lose_samples_are_refused() -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_a_duration_is_at_least_0(seconds: float) -> None:
-    with pytest.raises(ConfigError, match="Give a duration of at least 0"):
+    with pytest.raises(ConfigError, match="give a finite number of at least 0"):
         Whisper().layout_of(seconds)
 
 
