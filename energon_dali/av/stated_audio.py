@@ -27,7 +27,8 @@ from energon_dali.av.flac_frames import LONGEST_HEADER, find_samples
 from energon_dali.av.media_source import view_bytes
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
-_WAV_TYPES = {(1, 16): ("s16", "<i2"), (1, 32): ("s32", "<i4"), (3, 32): ("flt", "<f4"), (3, 64): ("dbl", "<f8")}
+"""FFmpeg's names of the layouts of FLAC. WAV without a mask of channels does not say how they are placed."""
+_WAV_TYPES = {(1, 16): ("s16", "<i2"), (3, 32): ("flt", "<f4")}
 """FFmpeg's name and NumPy's type of samples, by the format tag and the bits of a sample."""
 _CARRIED = tuple(map(bytes.fromhex, ("72f81f4e", "f8724e1f", "fe7f0180", "7ffe8001", "ff1f00e8", "1fffe800")))
 """How packets of other codecs begin, which some WAV files carry as if they were samples: IEC 61937, DTS."""
@@ -136,18 +137,19 @@ def _find_wav(data: memoryview) -> StatedAudio | None:
         return None
     tag, channels, rate = (int.from_bytes(form[start:stop], "little") for start, stop in ((0, 2), (2, 4), (4, 8)))
     bits = int.from_bytes(form[14:16], "little")
-    if (tag, bits) not in _WAV_TYPES or channels not in _LAYOUTS or not rate or size % (channels * bits // 8):
+    if (tag, bits) not in _WAV_TYPES or not 1 <= channels <= 2 or not rate or size % (channels * bits // 8):
         return None
     first = bytes(data[at : at + min(size, _SEARCHED)])
     if tag == 1 and any(sign in first for sign in _CARRIED):
         return None
     kind, dtype = _WAV_TYPES[tag, bits]
-    return StatedAudio("wav", _index(8 * size // bits // channels, rate, channels, kind, dtype), at)
+    index = _index(8 * size // bits // channels, rate, channels, f"{channels} channels", kind, dtype)
+    return StatedAudio("wav", index, at)
 
 
 def _find_flac(data: memoryview) -> StatedAudio | None:
     """Returns what the header of a FLAC file states, if its first frame is sample 0 and its last one ends as stated."""
-    if data[4] & 0x7F or int.from_bytes(data[5:8], "big") != 34 or len(data) < 64:
+    if len(data) < 64 or data[4] & 0x7F or int.from_bytes(data[5:8], "big") != 34:
         return None
     stated = int.from_bytes(data[18:26], "big")  # 20 bits of rate, 3 of channels, 5 of bits, 36 of samples
     rate, channels, bits, total = stated >> 44, (stated >> 41 & 7) + 1, (stated >> 36 & 31) + 1, stated & (1 << 36) - 1
@@ -155,17 +157,14 @@ def _find_flac(data: memoryview) -> StatedAudio | None:
     while not is_last and at + 4 <= len(data):
         is_last = data[at] >> 7
         at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    if not rate or not total or channels not in _LAYOUTS or bits not in (16, 24):
+    if not rate or not total or channels not in _LAYOUTS:
         return None
     first = find_samples(bytes(data[at : at + LONGEST_HEADER]), block)
-    if (
-        first is None
-        or first[0]
-        or _find_end(bytes(data[max(at, len(data) - _TAIL) :]), bytes(data[at : at + 2]), block) != total
-    ):
+    tail = bytes(data[max(at, len(data) - _TAIL) :])
+    if first is None or first[0] or _find_end(tail, bytes(data[at : at + 2]), block) != total:
         return None
-    kind, dtype = ("s16", "<i2") if bits == 16 else ("s32", "<i4")
-    return StatedAudio("flac", _index(total, rate, channels, kind, dtype), None)
+    kind, dtype = ("s16", "<i2") if bits <= 16 else ("s32", "<i4")
+    return StatedAudio("flac", _index(total, rate, channels, _LAYOUTS[channels], kind, dtype), None)
 
 
 def _find_end(tail: bytes, sync: bytes, block: int) -> int | None:
@@ -185,9 +184,7 @@ def _find_end(tail: bytes, sync: bytes, block: int) -> int | None:
     return None
 
 
-def _index(samples: int, rate: int, channels: int, kind: str, dtype: str) -> AudioIndex:
+def _index(samples: int, rate: int, channels: int, layout: str, kind: str, dtype: str) -> AudioIndex:
     none = np.empty(0, np.int64)
     starts = np.array([0, samples], np.int64)
-    return AudioIndex(
-        starts, none, none, rate, channels, _LAYOUTS[channels], kind, np.dtype(dtype), starts[:1], np.zeros(1)
-    )
+    return AudioIndex(starts, none, none, rate, channels, layout, kind, np.dtype(dtype), starts[:1], np.zeros(1))
