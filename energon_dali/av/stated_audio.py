@@ -8,7 +8,7 @@ FLAC is decoded from its first packet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from energon_dali.av.audio_packets import (
     AudioRange,
     IndexWrongError,
     Samples,
-    decode_frames,
     demux,
     read_channels,
     select,
@@ -32,8 +31,8 @@ _WAV_TYPES = {(1, 16): ("s16", "<i2"), (3, 32): ("flt", "<f4")}
 """FFmpeg's name and NumPy's type of samples, by the format tag and the bits of a sample."""
 _CARRIED = tuple(map(bytes.fromhex, ("72f81f4e", "f8724e1f", "fe7f0180", "7ffe8001", "ff1f00e8", "1fffe800")))
 """How packets of other codecs begin, which some WAV files carry as if they were samples: IEC 61937, DTS."""
-_SEARCHED = 1 << 16
-"""Bytes of samples in which FFmpeg, too, looks for packets of other codecs."""
+_SEARCHED = 1 << 14
+"""Bytes of samples in which a packet of another codec must begin: the longest have half as many."""
 _TAIL = 1 << 16
 """Bytes at the end of a FLAC file in which its last frame must begin."""
 
@@ -97,25 +96,19 @@ def _decode(file: MediaFile, index: AudioIndex, part: AudioRange) -> None:
         raise IndexWrongError
     facts = file.decodable_stream("audio")
     context = select(file, file.rewind(), facts.position)
-    at = 0
-    packets = demux(file, facts.position)
-    while at < part.stop:
-        packet = next(packets, None)
-        for frame in decode_frames(context, packet):
-            if frame.sample_rate != index.rate or frame.format.name != index.sample_format:
-                raise IndexWrongError
-            if index.channels == 1 and frame.layout.nb_channels == 1:
-                plane: Any = frame.planes[0]
-                samples: Samples = np.frombuffer(plane, index.dtype, frame.samples)[None]
-            else:
-                samples = read_channels(frame)
-            if len(samples) != index.channels or frame.layout.name != index.layout:
+    context.copy_opaque = False  # frames are in order, and need no mark
+    at, wanted = 0, (index.rate, index.sample_format, index.layout)
+    for packet in chain(demux(file, facts.position), (None,)):
+        for frame in context.decode(packet):
+            if (frame.sample_rate, frame.format.name, frame.layout.name) != wanted:
                 raise IndexWrongError
             stop = min(at + frame.samples, part.stop)
-            part.samples[:, at:stop] = samples[:, : stop - at]
+            samples = np.frombuffer(frame.planes[0], index.dtype) if index.channels == 1 else read_channels(frame)
+            part.samples[:, at:stop] = samples[..., : stop - at]
             at = stop
-        if packet is None and at < part.stop:
-            raise IndexWrongError
+        if at == part.stop:
+            return
+    raise IndexWrongError
 
 
 def _find_wav(data: memoryview) -> StatedAudio | None:

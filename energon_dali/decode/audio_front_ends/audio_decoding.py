@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_dali.av import AudioReader, AVLimits, MediaFile
 from energon_dali.av.audio_index import AudioIndex
 from energon_dali.av.media_index import MediaIndex
@@ -146,23 +149,32 @@ def decode_recording(handle: AudioHandle) -> AudioInput:
 
     if handle.decoded is not None:
         return handle.decoded
-    front_end, layout = handle.spec.front_end, handle.layout
+    waveform = torch.from_numpy(read_waveform(handle))
+    return handle.spec.front_end.render(waveform, handle.layout, seed=handle.seed)
+
+
+def read_waveform(handle: AudioHandle) -> npt.NDArray[np.float32]:
+    """Returns the samples of a recording that its front end uses: [channels, samples].
+
+    Raises:
+        DecodeError: The data cannot be decoded, or not within the limits.
+    """
+    front_end = handle.spec.front_end
     start, stop = _range(handle)
-    waveform = torch.zeros(front_end.channels, 0)
-    if stop > start:
-        with MediaFile(handle.data, limits=handle.limits) as file:
-            reader = _reader(file, front_end)
-            if handle.index is not None:
-                reader.use_index(handle.index)
-            samples = as_float(reader.read(start, stop))
-        if samples.shape[1] != stop - start:
-            raise DecodeError(
-                f"Its packets say {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",
-                handle.format,
-                ROUTE,
-            )
-        waveform = torch.from_numpy(samples)
-    return front_end.render(waveform, layout, seed=handle.seed)
+    if stop <= start:
+        return np.zeros((front_end.channels, 0), np.float32)
+    with MediaFile(handle.data, limits=handle.limits) as file:
+        reader = _reader(file, front_end)
+        if handle.index is not None:
+            reader.use_index(handle.index)
+        samples = as_float(reader.read(start, stop))
+    if samples.shape[1] != stop - start:
+        raise DecodeError(
+            f"It should have {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",
+            handle.format,
+            ROUTE,
+        )
+    return samples
 
 
 def decode_outcome(handle: AudioHandle) -> Outcome:
