@@ -103,7 +103,9 @@ def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: AudioFormat) 
     if max(index.channels, wanted.channels or 0) > MOST_PLANES:
         kind = kind.packed
     planar = kind.is_planar
-    layout = f"{index.channels}c" if index.layout.endswith(" channels") else index.layout
+    layout = index.layout
+    if layout.endswith(" channels"):  # of unknown places: FFmpeg's default ones, if there are some for as many
+        layout = f"{index.channels}{'c' if index.channels <= MAX_CHANNELS else 'C'}"
     resampler = av.AudioResampler(
         format=kind.name,
         layout=layout if wanted.channels is None else f"{wanted.channels}c",

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
-from energon_dali.decode.audio_front_ends import AudioFrontEnd
+from energon_dali.decode.audio_front_ends import AudioFrontEnd, AudioLayout
 from energon_dali.decode.front_ends import FrontEnd, MultimodalRope, VideoFrontEnd
 from energon_dali.decode.front_ends.audio_in_video import AudioInVideo, audio_in_video_of
+from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.task_encoder.chat_media import Expanded, Media, expand_media
-from energon_dali.task_encoder.chat_messages import Message, read_messages
+from energon_dali.task_encoder.chat_messages import Message, media_kinds, read_messages
 from energon_dali.task_encoder.chat_template import ChatTemplate, Span, TrainOn, choose_template
 from energon_dali.task_encoder.packed_sequences import IGNORED
 
@@ -92,13 +93,31 @@ class ChatEncoder:
                 f"{type(self.processor).__name__} has no fast tokenizer, which says where in the text each token is. "
                 "Give a processor or a tokenizer of transformers, such as AutoTokenizer.from_pretrained(...)."
             )
+        length = self.max_length
         for name, good, allowed in (
+            (
+                "image",
+                _is_none_or(self.image, FrontEnd) and not isinstance(self.image, VideoFrontEnd),
+                "give the FrontEnd of the decoder's images, or None",
+            ),
+            ("video", _is_none_or(self.video, VideoFrontEnd), "give the VideoFrontEnd of the decoder, or None"),
+            ("audio", _is_none_or(self.audio, AudioFrontEnd), "give the AudioFrontEnd of the decoder, or None"),
+            ("rope", _is_none_or(self.rope, MultimodalRope), "give a MultimodalRope, or None"),
             ("train_on", self.train_on in ("all", "last"), 'choose "all" or "last"'),
-            ("max_length", self.max_length is None or self.max_length > 0, "give a length above 0, or None"),
+            (
+                "max_length",
+                length is None or (type(length) is int and length > 0),
+                "give a whole number above 0, or None",
+            ),
             ("too_long", self.too_long in ("refuse", "cut"), 'choose "refuse" or "cut"'),
         ):
             if not good:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is invalid: {allowed}.")
+        if self.too_long == "cut" and getattr(self.tokenizer, "truncation_side", "right") != "right":
+            raise ConfigError(
+                'The tokenizer cuts the first tokens (truncation_side="left"), and too_long="cut" keeps them. Set '
+                'tokenizer.truncation_side = "right", or use too_long="refuse".'
+            )
         if self.image is not None and type(self.image).expand_text is not FrontEnd.expand_text:
             raise ConfigError(
                 f"{type(self.image).__name__} changes the text around its images, so the places of the assistant's "
@@ -133,13 +152,15 @@ class ChatEncoder:
             **variables: Of the template, such as tools or add_generation_prompt.
 
         Raises:
-            DatasetError: The conversation is none, is too long, or has more or fewer media than were given.
-            ConfigError: The template writes the assistant's turns differently when others follow, or there is no front
-                end for a medium.
+            DatasetError: The conversation is none, is too long, has more or fewer media than were given, or one that
+                there is no front end for.
+            ConfigError: The template writes the assistant's turns differently when others follow, there is no front
+                end for what was given, or it is not a medium.
             DecodeError: A front end refuses a medium of this size.
         """
         conversation = read_messages(messages)
         text, spans = self.template.spans(conversation, variables, self.train_on)
+        self._check_kinds(conversation, text)
         seconds = self._seconds(videos, seconds_per_grid)
         media = self._media(images, videos, audio)
         if audio_of_videos is not None:
@@ -155,6 +176,26 @@ class ChatEncoder:
         labels = np.where(mask, np.asarray(ids, np.int64), IGNORED).tolist()
         positions = self._positions(ids, media, seconds) if self.rope is not None else None
         return EncodedChat(ids, labels, mask.astype(np.int64).tolist(), positions)
+
+    def _check_kinds(self, messages: Sequence[Message], text: str) -> None:
+        """Checks that there is a front end for each kind of media in a conversation."""
+        blocks = media_kinds(messages)
+        for kind in ("image", "video", "audio"):
+            if getattr(self, kind) is None:
+                token = getattr(self.processor, f"{kind}_token", None)
+                is_written = isinstance(token, str) and token in text and token not in self._tokens()
+                if kind in blocks or is_written:
+                    raise DatasetError(
+                        f"A conversation has {kind} parts{f' ({token!r})' if is_written else ''}, and ChatEncoder no "
+                        f"front end for them. Make it with {kind}=..., the front end of the decoder, or leave such "
+                        "conversations out."
+                    )
+
+    def _tokens(self) -> set[str]:
+        """Returns the placeholders of the front ends."""
+        found = {self.image.image_token} if self.image is not None else set()
+        found |= {self.video.video_token} if self.video is not None else set()
+        return found | ({self.audio.audio_token} if self.audio is not None else set())
 
     def _media(self, images: Sequence[Any], videos: Sequence[Any], audio: Sequence[Any]) -> list[Media]:
         found = []
@@ -181,10 +222,15 @@ class ChatEncoder:
                 f"A conversation has {len(videos.layouts)} videos, and audio_of_videos {len(audio)} entries. Give one "
                 "for each video, None where there is no audio."
             )
+        if len(seconds) != len(videos.layouts):
+            raise DatasetError(
+                f"A conversation has {len(videos.layouts)} videos, and seconds_per_grid {len(seconds)} values. Give "
+                "one for each video, or None."
+            )
         texts = list(videos.texts)
         for number, heard in enumerate(audio):
             if heard is not None:
-                tokens = getattr(heard, "layout", heard).num_features
+                tokens = _layout("audio", heard).num_features
                 texts[number] = self.interleaving.text(
                     videos.token, videos.layouts[number], seconds[number], self.audio.audio_token, tokens
                 )
@@ -204,14 +250,18 @@ class ChatEncoder:
         options: dict[str, Any] = {}
         if self.too_long == "cut" and self.max_length is not None:
             options = {"truncation": True, "max_length": self.max_length}
-        made: Mapping[str, Any] = self.tokenizer(
-            expanded.text,
-            add_special_tokens=self._adds_special_tokens(expanded.text),
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            **options,
-        )
+        try:
+            made: Mapping[str, Any] = self.tokenizer(
+                expanded.text,
+                add_special_tokens=self._adds_special_tokens(expanded.text),
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                **options,
+            )
+        except TypeError as error:
+            _check_unicode(expanded.text)
+            raise error
         length = len(made["input_ids"])
         if self.max_length is not None and length > self.max_length:
             raise DatasetError(
@@ -237,6 +287,8 @@ class ChatEncoder:
         if self.too_long != "cut" or self.max_length is None or len(starts) < self.max_length:
             return
         first, last = int(starts.min(initial=0)), int(stops.max(initial=0))
+        if last == len(expanded.text):  # nothing was cut
+            return
         if any(start < first or stop > last for start, stop in expanded.media):
             raise DatasetError(
                 f"A conversation has more than {self.max_length} tokens, and cutting it would leave a part of a "
@@ -260,10 +312,45 @@ class ChatEncoder:
         return found
 
 
-def _layouts(noun: str, media: Sequence[Any], front_end: object) -> list[Any]:
+def _layouts(noun: str, media: Sequence[Any] | None, front_end: object) -> list[Any]:
+    if media is None:
+        return []
+    if not isinstance(media, Sequence) or isinstance(media, (str, bytes)):
+        raise ConfigError(
+            f"ChatEncoder was given one {type(media).__name__} for its {noun} parts. Give a list, in the order of the "
+            "conversation."
+        )
     if media and front_end is None:
         raise ConfigError(
             f"ChatEncoder was given {noun} parts, and has no front end for them. Make it with {noun}=..., the front "
             "end of the decoder."
         )
-    return [getattr(medium, "layout", medium) for medium in media]
+    return [_layout(noun, medium) for medium in media]
+
+
+def _layout(noun: str, medium: Any) -> Any:
+    layout = getattr(medium, "layout", medium)
+    if not isinstance(layout, _LAYOUTS[noun]):
+        raise ConfigError(
+            f"ChatEncoder was given {noun} parts of the type {type(medium).__name__}. Give handles, layouts, or what "
+            f"was decoded, of a decoder with the {noun} front end of ChatEncoder."
+        )
+    return layout
+
+
+_LAYOUTS: dict[str, type] = {"image": ImageLayout, "video": VideoLayout, "audio": AudioLayout}
+
+
+def _is_none_or(value: object, kind: type) -> bool:
+    return value is None or isinstance(value, kind)
+
+
+def _check_unicode(text: str) -> None:
+    """Checks that a text can be written as UTF-8, as tokenizers need it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(
+            f"A conversation has half of a surrogate pair, {text[error.start]!r}, which is not a character. Write the "
+            "text again, or replace it in preencode_sample."
+        ) from error

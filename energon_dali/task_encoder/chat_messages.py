@@ -41,7 +41,8 @@ def read_messages(conversation: Any) -> list[Message]:
         conversation: A list of messages or turns, or a mapping with one in `messages` or `conversations`.
 
     Raises:
-        DatasetError: It is something else, is empty, or a turn has an unknown speaker.
+        DatasetError: It is something else, is empty, a turn has an unknown speaker, or a content is neither a text nor
+            a list of blocks.
     """
     if isinstance(conversation, Mapping):
         name = next((name for name in _FIELDS if name in conversation), None)
@@ -57,10 +58,12 @@ def read_messages(conversation: Any) -> list[Message]:
 
 
 def _message(turn: Any) -> Message:
-    if isinstance(turn, Mapping) and "role" in turn:
+    if isinstance(turn, Mapping) and isinstance(turn.get("role"), str):
         message = {name: value for name, value in turn.items() if value is not None}
         if isinstance(message.get("content"), (list, tuple)):
             message["content"] = [_block(block) for block in message["content"]]
+        if message["role"] != "tool" and "content" in message:  # a tool may return anything
+            _check_content(message["content"])
         return message
     if isinstance(turn, Mapping) and isinstance(turn.get("from"), str) and isinstance(turn.get("value"), str):
         role = _ROLES.get(turn["from"].lower())
@@ -73,6 +76,34 @@ def _message(turn: Any) -> Message:
     raise DatasetError(
         f"A message of a conversation is {turn!r}. It must have a role and a content, or from and value with texts."
     )
+
+
+def _check_content(content: Any) -> None:
+    """Checks what templates would write as "None", or leave out without a word."""
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise DatasetError(f"The content of a message is {content!r}. It must be a text, or a list of blocks.")
+    for block in content:
+        if not isinstance(block, Mapping):
+            raise DatasetError(
+                f'A block of a message is {block!r}. It must be a mapping such as {{"type": "text", "text": "..."}} or '
+                '{"type": "image"}.'
+            )
+        text = block.get("text", block.get("content"))
+        if block.get("type") == "text" and not isinstance(text, str):
+            raise DatasetError(f'A block of a message is {block!r}. The text of a block of the type "text" is missing.')
+
+
+def media_kinds(messages: Sequence[Message]) -> set[str]:
+    """Returns the kinds of media in the blocks of messages: "image", "video" and "audio".
+
+    Args:
+        messages: What `read_messages` returned.
+    """
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    types = {block.get("type") for blocks in contents for block in blocks if isinstance(block, Mapping)}
+    return {kind for kind in ("image", "video", "audio") if types & {kind, f"{kind}_url", f"input_{kind}"}}
 
 
 def _block(block: Any) -> Any:

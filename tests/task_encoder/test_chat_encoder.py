@@ -291,3 +291,119 @@ def test_the_default_template_of_qwen2_audio_needs_no_markers() -> None:
     messages[2]["content"][1]["audio"] = np.zeros(16000, np.float32)  # type: ignore[index]
     own = case.processor.apply_chat_template(messages, tokenize=True, return_dict=True)
     assert encoder(messages, audio=layouts).input_ids == list(own["input_ids"][0])
+
+
+USER: dict[str, Any] = {"role": "user", "content": "Look: <|image_pad|>"}
+
+
+@lru_cache
+def encoder_of_images(**given: Any) -> ChatEncoder:
+    case = made_case("Qwen2-VL")
+    template = chat_template(case, random.Random(3), marked=True)
+    return ChatEncoder(case.processor, image=case.image, **{"chat_template": template, **given})
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": None, "content": "a"}, "It must have a role"),
+        ({"role": "user", "content": 5}, "is 5. It must be a text, or a list of blocks"),
+        ({"role": "user", "content": ["a"]}, "block of a message is 'a'. It must be a mapping"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "The text of a block.*is missing"),
+        ({"role": "user", "content": "\ud800"}, "half of a surrogate pair"),
+        ({"role": "user", "content": [{"type": "video"}]}, r"has video parts.*no front end for them.*video=\.\.\."),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "has audio parts, and"),
+        ({"role": "user", "content": "a <|video_pad|>"}, r"has video parts \('<\|video_pad\|>'\)"),
+    ],
+)
+def test_what_a_template_would_lose_or_misread_fails_its_sample(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(DatasetError, match=words):
+        encoder_of_images()([message])
+
+
+def test_what_a_tool_returns_is_not_checked() -> None:
+    template = "{% for message in messages %}{{ message.content | string }}{% endfor %}"
+    assert encoder_of_images(chat_template=template)([{"role": "tool", "content": {"found": [3]}}]).input_ids
+
+
+def test_media_without_a_layout_are_refused() -> None:
+    encoder = encoder_of_images()
+    assert encoder.image is not None
+    cases: list[tuple[Any, str]] = [
+        (encoder.image.layout(40, 40), r"one ImageLayout for its image parts\. Give a list"),
+        ([np.zeros(3)], r"image parts of the type ndarray.*front end of ChatEncoder"),
+        ([None], "of the type NoneType"),
+    ]
+    for images, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            encoder([USER], images=images)
+
+
+def test_a_tensor_is_not_taken_for_a_medium() -> None:
+    """The attribute `layout` of tensors is something else."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ConfigError, match="of the type Tensor"):
+        encoder_of_images()([USER], images=[torch.zeros(3)])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_length": "5"}, "max_length='5' is invalid: give a whole number"),
+        ({"max_length": 5.5}, "max_length=5.5"),
+        ({"max_length": True}, "max_length=True"),
+        ({"video": "x"}, "video='x' is invalid: give the VideoFrontEnd"),
+        ({"rope": "x"}, "rope='x' is invalid"),
+        ({"chat_template": "tool_use"}, "'tool_use' is neither a Jinja template nor the name.*no names"),
+        ({"chat_template": 5}, "chat_template=5"),
+    ],
+)
+def test_wrong_arguments_of_an_encoder_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ChatEncoder(made_case("Qwen2-VL").processor, **{"chat_template": TEMPLATE, **given})
+
+
+def test_a_template_that_is_not_jinja_is_an_error_of_the_program() -> None:
+    with pytest.raises(ConfigError, match=r"not valid Jinja.*in line 1"):
+        encoder_of_images(chat_template="{% for x %}")(MESSAGES)
+    with pytest.raises(ConfigError, match="conversations cannot be a variable"):
+        encoder_of_images()(MESSAGES, conversations=3)
+    with pytest.raises(DatasetError, match="can only concatenate"):
+        encoder_of_images(chat_template="{{ messages[0].content + 3 }}")(MESSAGES)
+
+
+def test_a_tokenizer_that_keeps_the_last_tokens_cannot_cut() -> None:
+    tokenizer = chat_tokenizer(merges=False)
+    tokenizer.truncation_side = "left"
+    with pytest.raises(ConfigError, match='truncation_side="left"'):
+        ChatEncoder(tokenizer, chat_template=TEMPLATE, max_length=5, too_long="cut")
+
+
+def test_a_prompt_for_another_turn_is_not_said() -> None:
+    encoder = ChatEncoder(chat_tokenizer(merges=False), chat_template=TEMPLATE)
+    assert said(encoder, MESSAGES, add_generation_prompt=True) == "Yes.<|im_end|> No. <|im_end|>"
+    assert said(encoder, MESSAGES[:2], continue_final_message=True) == "Yes."
+    assert said(encoder, MESSAGES, continue_final_message=True).startswith("Yes.<|im_end|> No.")
+
+
+@pytest.mark.parametrize(
+    "before", ["{% if messages[0].role %}{% endif %}", "{% if messages %}<|im_start|>You help.<|im_end|>{% endif %}"]
+)
+def test_a_conversation_that_the_assistant_begins_may_need_markers(before: str) -> None:
+    tokenizer = chat_tokenizer(merges=False)
+    with pytest.raises(DatasetError, match=r"begins with a turn of the assistant.*Put a message before it"):
+        ChatEncoder(tokenizer, chat_template=before + TEMPLATE)(MESSAGES[1:])
+    assert said(ChatEncoder(tokenizer, chat_template=TEMPLATE), MESSAGES[1:2]) == "Yes.<|im_end|>"
+
+
+def test_a_conversation_that_just_fits_is_not_cut() -> None:
+    encoder = ChatEncoder(
+        chat_tokenizer(merges=False),
+        chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
+        max_length=3,
+        too_long="cut",
+    )
+    silent = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": ""}]
+    assert len(encoder(silent)) == 3
+    with pytest.raises(DatasetError, match="has more than 3 tokens"):
+        encoder([{"role": "user", "content": "abcd"}, {"role": "assistant", "content": "e"}])

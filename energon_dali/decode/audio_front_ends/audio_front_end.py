@@ -62,6 +62,11 @@ class AudioFrontEnd(ProcessorFamily):
                 raise self._invalid(name, "It is a whole number of at least 1")
         if self.dtype not in get_args(FeatureDtype):
             raise self._invalid("dtype", f"Give one of {', '.join(get_args(FeatureDtype))}")
+        if not isinstance(self.audio_token, str) or not self.audio_token:
+            raise self._invalid("audio_token", "It is the text of a token, such as <audio>")
+        number = self.audio_token_id
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+            raise self._invalid("audio_token_id", "It is a whole number of at least 0, or None")
 
     @classmethod
     def from_processor(cls, processor: object, *, dtype: FeatureDtype = "float32", **fields: Any) -> Self:
@@ -110,6 +115,7 @@ class AudioFrontEnd(ProcessorFamily):
             duration_seconds: Of the decoded samples, such as `AudioInput.duration_seconds`, or those of a media index.
 
         Raises:
+            ConfigError: It is negative or not finite.
             DecodeError: The extractor refuses recordings of this length.
         """
         return self.layout(self.samples_of(duration_seconds))
@@ -119,7 +125,12 @@ class AudioFrontEnd(ProcessorFamily):
 
         Args:
             duration_seconds: At least 0.
+
+        Raises:
+            ConfigError: It is negative or not finite.
         """
+        if not 0 <= duration_seconds < math.inf:
+            raise ConfigError(f"A recording of {duration_seconds} seconds is invalid. Give a duration of at least 0.")
         return math.floor(duration_seconds * self.sampling_rate + _TOLERANCE_SAMPLES)
 
     def segments(self, num_samples: int, most_samples: int | None = None) -> list[tuple[int, int]]:
@@ -133,13 +144,18 @@ class AudioFrontEnd(ProcessorFamily):
             most_samples: Of a segment; None for `max_samples`.
 
         Raises:
-            ConfigError: There is no largest length.
+            ConfigError: There is no largest length, or the extractor uses less of a segment.
             DecodeError: The extractor refuses the whole recording, because it is too short.
         """
         most = self.max_samples if most_samples is None else most_samples
         if most is None or most < 1:
             raise ConfigError(
                 f"{type(self).__name__} takes recordings of any length. Give most_samples, the length of a segment."
+            )
+        if self.max_samples is not None and most > self.max_samples:
+            raise ConfigError(
+                f"{type(self).__name__} uses {self.max_samples} samples of a segment, so the rest of segments of "
+                f"{most} would be lost. Give at most that as most_samples, or None."
             )
         found = [(start, min(start + most, num_samples)) for start in range(0, max(1, num_samples), most)]
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, AudioInput
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
 from energon_dali.decode.interface import MediaHandle
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.plan.rng import uniform
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class AudioSpec:
         if seconds is not None and (
             isinstance(seconds, bool)
             or not isinstance(seconds, (int, float))
-            or not math.isfinite(seconds)
+            or not 0 < seconds < math.inf
             or self.front_end.samples_of(seconds) < 1
         ):
             raise ConfigError(f"audio_seconds={seconds!r} cannot work. It is a number of seconds greater than 0.")
@@ -60,6 +60,23 @@ class AudioSpec:
                 f"audio_segments={self.segments!r} was given with {type(self.front_end).__name__}, which takes "
                 "recordings of any length. Give audio_seconds, the length of a segment."
             )
+        if seconds is not None:
+            self._check_length(seconds)
+
+    def _check_length(self, seconds: float) -> None:
+        """Checks that the front end takes segments of this length, and uses all of each."""
+        front_end, most = self.front_end, self.front_end.max_seconds
+        if self.segments != "first" and most is not None and front_end.samples_of(seconds) > front_end.samples_of(most):
+            raise ConfigError(
+                f"audio_seconds={seconds!r} is longer than the {most:g} seconds that {type(front_end).__name__} uses "
+                f"of a segment, so the rest of each would be lost. Give at most {most:g}."
+            )
+        try:
+            front_end.layout(front_end.samples_of(seconds))
+        except DecodeError as error:
+            raise ConfigError(
+                f"audio_seconds={seconds!r} is too short for {type(front_end).__name__}: {error.reason}."
+            ) from error
 
     @property
     def most_samples(self) -> int | None:

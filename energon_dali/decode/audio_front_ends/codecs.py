@@ -293,7 +293,7 @@ class VibeVoice(CodecWaveforms):
     def arrange(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
         import torch
 
-        if not self.normalizes:
+        if not self.normalizes or not len(samples):
             return samples
         loudness = torch.sqrt(torch.mean(samples**2))
         scaled = samples * (10 ** (self.loudness_db / 20) / (loudness + self.epsilon))

@@ -61,6 +61,13 @@ class MultimodalRope:
     """How a model that takes audio counts time (Qwen-Omni); None for others."""
 
     def __post_init__(self) -> None:
+        for name in ("image_token_id", "video_token_id"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+                raise ConfigError(
+                    f"{name}={value!r} is invalid: it must be the id of a token, a whole number. The config.json of "
+                    "the whole model has it."
+                )
         if not isinstance(self.spatial_merge_size, int) or self.spatial_merge_size < 1:
             raise ConfigError(
                 f"spatial_merge_size={self.spatial_merge_size!r} is invalid: it must be a whole number of at least 1."
@@ -77,7 +84,8 @@ class MultimodalRope:
                 or of the folder that has it.
 
         Raises:
-            ConfigError: The model is not one of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4V and Qwen-Omni.
+            ConfigError: The model is not one of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4V and Qwen-Omni, or its
+                configuration lacks the ids of its tokens.
         """
         values = _config_values(config)
         kind = values.get("model_type")
@@ -92,13 +100,13 @@ class MultimodalRope:
         vision = values.get("vision_config") or {}
         is_glm = str(kind).startswith("glm")
         return cls(
-            image_token_id=values["image_token_id"],
-            video_token_id=values["video_token_id"],
+            image_token_id=values.get("image_token_id"),  # type: ignore[arg-type]  # checked there
+            video_token_id=values.get("video_token_id"),  # type: ignore[arg-type]
             spatial_merge_size=vision.get("spatial_merge_size", 2),
             tokens_per_second=vision.get("tokens_per_second", 4) if kind == "qwen2_5_vl" else None,
             times_in_text=kind in _WITH_TIMES,
-            video_start_id=values["video_start_token_id"] if is_glm else None,
-            video_end_id=values["video_end_token_id"] if is_glm else None,
+            video_start_id=_needed(values, "video_start_token_id") if is_glm else None,
+            video_end_id=_needed(values, "video_end_token_id") if is_glm else None,
         )
 
     @classmethod
@@ -158,12 +166,15 @@ class MultimodalRope:
             float32 for Qwen3-Omni, whose times have fractions.
 
         Raises:
-            ConfigError: The grids do not fit the tokens, or `cu_seqlens` does not fit the pack.
+            ConfigError: The grids do not fit the tokens, `cu_seqlens` does not fit the pack, or an argument has another
+                shape.
         """
         ids = _as_array(input_ids)
+        if ids.ndim not in (1, 2):
+            raise ConfigError(f"input_ids of the shape {list(ids.shape)} is invalid: give [length] or [batch, length].")
         rows = ids[None] if ids.ndim == 1 else ids
-        types = None if token_types is None else _as_array(token_types).reshape(rows.shape)
-        kept = None if attention_mask is None else _as_array(attention_mask).reshape(rows.shape) != 0
+        types = None if token_types is None else _like_ids("token_types", token_types, rows)
+        kept = None if attention_mask is None else _like_ids("attention_mask", attention_mask, rows) != 0
         edges = _edges(cu_seqlens, ids)
         grids = _Grids(self, image_grid_thw, video_grid_thw, second_per_grid_ts)
         dtype = np.int64 if self.clock is None else self.clock.dtype
@@ -252,8 +263,8 @@ class _Grids:
         needed = grid[0] * grid[1] * grid[2]
         if not 0 < needed <= tokens:
             raise ConfigError(
-                f"A {noun} of {grid[0]} x {grid[1]} x {grid[2]} merged patches needs {needed} tokens, and the text has "
-                f"{tokens} there. Expand the text with the same front end."
+                f"One {noun} of {grid[0]} x {grid[1]} x {grid[2]} merged patches needs {needed} tokens, and the text "
+                f"has {tokens} there. Expand the text with the same front end."
             )
         return grid
 
@@ -274,7 +285,7 @@ class _Grids:
     def _merged(self, grids: Any, intervals: Iterator[Any] | None) -> Iterator[tuple[int, int, int, Any]]:
         if grids is None:
             return
-        for frames, height, width in _as_array(grids).reshape(-1, 3).tolist():
+        for frames, height, width in _grid_rows(grids):
             interval = 1 if intervals is None else next(intervals, None)
             if interval is None:
                 raise ConfigError("second_per_grid_ts has fewer values than video_grid_thw has rows. Give one each.")
@@ -284,6 +295,30 @@ class _Grids:
                     yield 1, *merged, 1
             else:
                 yield frames, *merged, interval
+
+
+def _grid_rows(grids: Any) -> list[list[int]]:
+    array = _as_array(grids)
+    if array.size % 3 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
+        raise ConfigError(
+            f"A grid_thw of the shape {list(array.shape)} and type {array.dtype} is invalid. Give whole numbers of at "
+            "least 0, [media, 3]: frames, rows and columns of patches of each."
+        )
+    rows: list[list[int]] = array.reshape(-1, 3).tolist()
+    return rows
+
+
+def _like_ids(name: str, values: Any, rows: NDArray[Any]) -> NDArray[Any]:
+    array = _as_array(values)
+    if array.size != rows.size:
+        raise ConfigError(f"{name} has {array.size} values, and input_ids {rows.size}. Give one for each token.")
+    return array.reshape(rows.shape)
+
+
+def _needed(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise ConfigError(f"The configuration of this model has no {name}. Give the config.json of the whole model.")
+    return values[name]
 
 
 def _of_grid(start: int, frames: int, height: int, width: int, interval: Any) -> Int64s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
@@ -56,7 +57,7 @@ class ProcessorFamily(ABC):
         try:
             return replace(self, **fields)  # type: ignore[type-var]
         except TypeError as error:
-            names = ", ".join(self.__dataclass_fields__)  # type: ignore[attr-defined]
+            names = ", ".join(field.name for field in dataclass_fields(self))  # type: ignore[arg-type]
             raise ConfigError(f"{type(self).__name__} has no such field: {error}. Its fields are {names}.") from error
 
     def config(self) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import wave
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,14 @@ from energon_dali import (
     DecodeError,
     SampleDecoder,
     VideoClips,
+    batch_audio,
     count_tokens,
 )
 from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle
+from energon_dali.decode.audio_front_ends.codecs import VibeVoice
 from energon_dali.decode.audio_front_ends.speech_llm import Qwen3Omni
 from energon_dali.decode.audio_front_ends.whisper import Whisper
+from energon_dali.decode.interface import Decoded, DecodeFailure
 from tests.av.corpus import audio_file, video_file
 
 FRONT_END = Qwen3Omni(num_mels=40, audio_token_id=7)
@@ -153,6 +158,8 @@ def test_damaged_and_short_recordings_fail_with_the_reason() -> None:
         ({"audio_front_end": FRONT_END, "audio_segments": "all"}, "takes recordings of any length"),
         ({"audio_front_end": FRONT_END, "audio_segments": "last"}, "first, random, all"),
         ({"audio_front_end": FRONT_END, "audio_seconds": 0}, "greater than 0"),
+        ({"audio_front_end": FRONT_END, "audio_seconds": 0.001}, "too short for Qwen3Omni: .* 16 samples"),
+        ({"audio_front_end": Whisper(), "audio_segments": "all", "audio_seconds": 31}, "would be lost. .* at most 30"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], words: str) -> None:
@@ -181,3 +188,70 @@ def test_recordings_count_as_their_tokens() -> None:
     with pytest.raises(ConfigError, match=r"'<\|audio_pad\|>'.*audio_token_id="):
         count_tokens({"tokens": [1, 2], "audio": unknown})
     assert isinstance(AudioFrontEnd.from_processor({"feature_extractor_type": "WhisperFeatureExtractor"}), Whisper)
+
+
+def test_segments_that_would_lose_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="uses 480000 samples of a segment"):
+        Whisper().segments(1_000_000, 480_001)
+    assert SampleDecoder(audio_front_end=Whisper(), audio_seconds=31).audio_spec is not None  # the extractor cuts
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_duration_is_at_least_0(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="Give a duration of at least 0"):
+        Whisper().layout_of(seconds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"audio_token": ""}, r"audio_token=''.*such as <audio>"),
+        ({"audio_token_id": "7"}, "audio_token_id='7'.*or None"),
+        ({"tokens": 7}, "no such field.*audio_token_id, num_mels"),
+    ],
+)
+def test_wrong_fields_are_explained(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as raised:
+        AudioFrontEnd.from_processor({"feature_extractor_type": "WhisperFeatureExtractor"}, **fields)
+    assert "mask_key" not in str(raised.value)  # of the class
+
+
+def test_batches_explain_what_they_take() -> None:
+    audio = FRONT_END.render(np.zeros(4000, np.float32))
+    handle = SampleDecoder(audio_front_end=FRONT_END).stage("wav", audio_file("pcm16-wav"))
+    for given, words in (
+        (audio, "one AudioInput. It takes a list"),
+        ([None], "leave it out"),
+        ([audio, [audio]], "not both in one call"),
+        ([handle], "given an AudioHandle.*not decoded yet"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            batch_audio(given)  # type: ignore[arg-type]
+
+
+def pcm(channels: int, rate: int, frames: int) -> bytes:
+    """Returns a WAV of 16 bits."""
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(bytes(2 * channels * frames))
+    return stream.getvalue()
+
+
+def test_more_channels_than_can_be_mixed_fail_alone() -> None:
+    decoder = SampleDecoder(audio_front_end=FRONT_END)
+    handles = [decoder.stage("wav", pcm(channels, 16_000, 5000)) for channels in (9, 2)]
+    nine, two = decoder.decode_block(handles)
+    assert isinstance(nine, DecodeFailure)
+    assert isinstance(two, Decoded)
+    assert "cannot bring 9 channels" in nine.reason
+    assert two.value.layout.num_samples == 5000
+
+
+def test_less_than_a_sample_at_the_models_rate_is_no_error_of_the_program() -> None:
+    """The loudness of no samples was asked for."""
+    found = SampleDecoder(audio_front_end=VibeVoice()).decode("wav", pcm(1, 96_000, 1))
+    assert found.layout.num_samples == 0
+    assert not found.values.any()

@@ -165,3 +165,33 @@ def test_mistakes_say_what_does_not_fit(tmp_path: Path) -> None:
         MultimodalRope.from_config(tmp_path)
     with pytest.raises(ConfigError, match="Give both or none"):
         MultimodalRope(image_token_id=1, video_token_id=2, video_start_id=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"image_grid_thw": [[1, -4, -4]]}, "whole numbers of at least 0"),
+        ({"image_grid_thw": [[4, 4]]}, r"shape \[1, 2\].*\[media, 3\]"),
+        ({"image_grid_thw": [[1.0, 4.0, 4.0]]}, "type float64"),
+        ({"image_grid_thw": [[1, 4, 4]], "attention_mask": [1]}, "attention_mask has 1 values, and input_ids 6"),
+        ({"image_grid_thw": [[1, 4, 4]], "token_types": [1]}, "token_types has 1 values"),
+        ({"input_ids": [[[1]]]}, r"shape \[1, 1, 1\] is invalid: give \[length\]"),
+    ],
+)
+def test_arguments_of_another_shape_are_refused(given: dict[str, Any], words: str) -> None:
+    rope = MultimodalRope(image_token_id=1, video_token_id=2)
+    with pytest.raises(ConfigError, match=words):
+        rope.positions(**{"input_ids": [0, 1, 1, 1, 1, 0], **given})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "qwen2_vl"}, "image_token_id=None is invalid"),
+        ({"model_type": "qwen2_5_omni"}, "image_token_id=None is invalid"),
+        ({"model_type": "glm4v", "image_token_id": 1, "video_token_id": 2}, "no video_start_token_id"),
+    ],
+)
+def test_a_configuration_without_ids_of_tokens_is_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MultimodalRope.from_config(config)
