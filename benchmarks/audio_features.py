@@ -4,8 +4,10 @@ python -m benchmarks.audio_features                       # Whisper, Gemma 3n, C
 python -m benchmarks.audio_features --models clap --repetitions 7
 python -m benchmarks.audio_features --workers 2           # with worker processes, whose CPU time is not counted
 
-Both read the same tar files of FLAC, decode with PyAV, and make the same batches. Runs alternate, each in a process of
-its own with one thread. The second row of a model is without reading and decoding: features of decoded samples.
+Both read the same tar files of FLAC and of WAV at the model's rate, and make the same batches. The DataLoader decodes
+with soundfile, or with PyAV where it is not installed. Runs alternate, each in a process of its own with one thread.
+The last row of a model is without reading and decoding: features of decoded samples. The last of
+all are decoding alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,10 @@ EXTRACTORS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """(class, values, options of the call) of each model's extractor."""
 LIBRARIES = ("energon_dali", "transformers")
+CODECS = {"flac": "flac", "wav": "pcm_s16le"}
+"""FFmpeg's encoder of each kind of file."""
+DECODER = "soundfile" if find_spec("soundfile") else "pyav"
+"""What the DataLoader decodes with."""
 PER_SHARD = 50
 BATCH = 8
 WARMUP_BATCHES = 2
@@ -58,30 +65,49 @@ def recordings(rate: int) -> list[Any]:
     return made
 
 
-def dataset(folder: Path, rate: int, samples: int) -> Path:
-    """Returns a dataset of FLAC files of 16 bits, made if it is not there."""
+def encode(kind: str, waveform: Any, rate: int) -> bytes:
+    """Returns a FLAC or WAV file of 16 bits."""
     import av
 
-    root = folder / f"flac-{rate}-{samples}"
+    out = io.BytesIO()
+    with av.open(out, "w", format=kind) as container:
+        stream = container.add_stream(CODECS[kind], rate=rate)
+        stream.codec_context.layout, stream.codec_context.format = "mono", "s16"
+        values = np.round(waveform * 32767).astype(np.int16)[None]
+        for start in range(0, values.shape[1], 4096):
+            frame = av.AudioFrame.from_ndarray(values[:, start : start + 4096], format="s16", layout="mono")
+            frame.sample_rate, frame.pts = rate, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def dataset(folder: Path, kind: str, rate: int, samples: int) -> Path:
+    """Returns a dataset of FLAC or WAV files, made if it is not there."""
+    root = folder / f"{kind}-{rate}-{samples}"
     if root.exists():
         return root
-    files = []
-    for waveform in recordings(rate):
-        out = io.BytesIO()
-        with av.open(out, "w", format="flac") as container:
-            stream = container.add_stream("flac", rate=rate)
-            stream.codec_context.layout, stream.codec_context.format = "mono", "s16"
-            values = np.round(waveform * 32767).astype(np.int16)[None]
-            for start in range(0, values.shape[1], 4096):
-                frame = av.AudioFrame.from_ndarray(values[:, start : start + 4096], format="s16", layout="mono")
-                frame.sample_rate, frame.pts = rate, start
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
-        files.append(out.getvalue())
+    files = [encode(kind, waveform, rate) for waveform in recordings(rate)]
     order = np.random.default_rng(3).permutation(np.arange(samples) % DISTINCT)
-    write_shards(root, samples, PER_SHARD, lambda number: {"flac": files[order[number]], "txt": b"a"})
-    finish(root, "CaptioningSample", {"image": "flac", "caption": "txt"})
+    write_shards(root, samples, PER_SHARD, lambda number: {kind: files[order[number]], "txt": b"a"})
+    finish(root, "CaptioningSample", {"image": kind, "caption": "txt"})
     return root
+
+
+def decode_theirs(data: bytes, rate: int) -> Any:
+    """Returns the samples of a recording of one channel as soundfile, or PyAV, decodes them: float32[samples]."""
+    if DECODER == "soundfile":
+        samples, found = import_module("soundfile").read(io.BytesIO(data), dtype="float32")
+        assert found == rate
+        assert samples.ndim == 1
+        return samples
+    import av
+
+    resampler = av.AudioResampler("flt", "mono", rate)
+    with av.open(io.BytesIO(data)) as container:
+        frames = [made for frame in container.decode(audio=0) for made in resampler.resample(frame)]
+    frames += resampler.resample(None)
+    return np.concatenate([frame.to_ndarray()[0] for frame in frames])
 
 
 def make_extractor(model: str) -> Any:
@@ -127,19 +153,13 @@ def our_batches(model: str, root: Path, workers: int) -> Iterator[Any]:
 
 def their_batches(model: str, root: Path, workers: int) -> Iterator[Any]:
     """Yields batches of transformers' extractor in a torch DataLoader over webdataset."""
-    import av
     import webdataset
     from torch.utils.data import DataLoader
 
     extractor = make_extractor(model)
-    rate = extractor.sampling_rate
 
     def decode(sample: dict[str, Any]) -> Any:
-        resampler = av.AudioResampler("flt", "mono", rate)
-        with av.open(io.BytesIO(sample["flac"])) as container:
-            frames = [made for frame in container.decode(audio=0) for made in resampler.resample(frame)]
-        frames += resampler.resample(None)
-        return np.concatenate([frame.to_ndarray()[0] for frame in frames])
+        return decode_theirs(next(sample[kind] for kind in CODECS if kind in sample), extractor.sampling_rate)
 
     files = sorted(str(path) for path in root.glob("*.tar"))
     data = webdataset.WebDataset(files, shardshuffle=False, empty_check=False).map(decode).repeat()
@@ -193,6 +213,37 @@ def run_features(model: str, repetitions: int) -> dict[str, list[dict[str, float
     return found
 
 
+def run_decoding(kind: str, repetitions: int) -> dict[str, list[dict[str, float]]]:
+    """Returns the CPU time per recording at 16 kHz of opening and decoding files in memory, in turns."""
+    from energon_dali import AudioFrontEnd
+    from energon_dali.decode.audio_front_ends.audio_decoding import read_waveform, stage_recording
+    from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSpec
+
+    rate = 16_000
+    spec = AudioSpec(AudioFrontEnd.from_processor({"feature_extractor_type": EXTRACTORS["whisper"][0]}))
+    files = [encode(kind, waveform, rate) for waveform in recordings(rate)]
+
+    def decode_ours(data: bytes) -> Any:
+        handle, _ = stage_recording("audio", data, spec)
+        assert isinstance(handle, AudioHandle)
+        return read_waveform(handle)[0]
+
+    ways: dict[str, Callable[[bytes], Any]] = {
+        LIBRARIES[0]: decode_ours,
+        LIBRARIES[1]: lambda data: decode_theirs(data, rate),
+    }
+    for data in files:
+        assert np.array_equal(*(decode(data) for decode in ways.values()))
+    found: dict[str, list[dict[str, float]]] = {library: [] for library in LIBRARIES}
+    for _ in range(repetitions):
+        for library, decode in ways.items():
+            cpu = time.process_time()
+            for data in files:
+                decode(data)
+            found[library].append({"cpu_ms_per_sample": 1e3 * (time.process_time() - cpu) / DISTINCT})
+    return found
+
+
 def run_apart(arguments: Sequence[str]) -> Any:
     """Returns what this program prints in a process of its own, with one thread."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -213,15 +264,23 @@ def row_of(model: str, what: str, runs: dict[str, list[dict[str, float]]]) -> di
 def measure(model: str, folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the rows of a model."""
     rate = 48_000 if model == "clap" else 16_000
-    root = dataset(folder, rate, given.samples + PER_SHARD)
-    runs: dict[str, list[dict[str, float]]] = {library: [] for library in LIBRARIES}
     shared = ["--folder", str(folder), "--samples", str(given.samples), "--workers", str(given.workers)]
-    for _ in range(given.repetitions):
-        for library in LIBRARIES:
-            runs[library].append(run_apart(["--run", library, model, str(root), *shared]))
-    yield row_of(model, "from shards", runs)
+    for kind in CODECS:
+        root = dataset(folder, kind, rate, given.samples + PER_SHARD)
+        runs: dict[str, list[dict[str, float]]] = {library: [] for library in LIBRARIES}
+        for _ in range(given.repetitions):
+            for library in LIBRARIES:
+                runs[library].append(run_apart(["--run", library, model, str(root), *shared]))
+        yield row_of(model, f"from shards of {kind.upper()}", runs)
     features = run_apart(["--run", "features", model, "-", "--repetitions", str(given.repetitions)])
     yield row_of(model, "features alone", features)
+
+
+def measure_decoding(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the rows of decoding alone."""
+    for kind in CODECS:
+        runs = run_apart(["--run", "decoding", kind, "-", "--repetitions", str(given.repetitions)])
+        yield row_of("any", f"decoding {kind.upper()}", runs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,16 +298,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         library, model, data = given.run
         if library == "features":
             print(json.dumps(run_features(model, given.repetitions)))
+        elif library == "decoding":
+            print(json.dumps(run_decoding(model, given.repetitions)))
         else:
             print(json.dumps(run_loader(library, model, Path(data), given.samples, given.workers)))
         return 0
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        for model in given.models:
-            for row in measure(model, given.folder or Path(temporary), given):
+        folder = given.folder or Path(temporary)
+        for part in (*(measure(model, folder, given) for model in given.models), measure_decoding(given)):
+            for row in part:
                 rows.append(row)
                 print(_line(row), flush=True)
-            made = {"machine": describe_machine(), "commit": commit(ROOT), "workers": given.workers, "rows": rows}
+            made = {"machine": describe_machine(), "commit": commit(ROOT), "decoder": DECODER, "workers": given.workers}
+            made["rows"] = rows
             given.json.write_text(json.dumps(made, indent=1) + "\n")
     return 0
 

@@ -16,7 +16,11 @@ GAP_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioIndex:
-    """The samples of a stream as a decode from its first packet to its last returns them, counted from 0."""
+    """The samples of a stream as a decode from its first packet to its last returns them, counted from 0.
+
+    Where the header states the number of samples (`find_stated_audio`), no packet is listed, and
+    `starts` has two numbers.
+    """
 
     starts: Int64s
     """First sample of each packet, then the number of all samples. int64 [packets + 1]."""

@@ -14,6 +14,7 @@ from energon_dali.av.audio_packets import AudioRange, IndexWrongError, RangeDeco
 from energon_dali.av.audio_resample import AudioFormat, resample_part
 from energon_dali.av.audio_scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
+from energon_dali.av.stated_audio import fill_stated
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video_scan import Damaged
 from energon_dali.errors import ConfigError, DecodeError
@@ -86,7 +87,7 @@ class AudioReader:
         return self.file.found(key, lambda: scan_audio(self.file, self.facts, damaged=self.damaged))
 
     def use_index(self, index: AudioIndex) -> None:
-        """Uses an index that another reader found for the same file, instead of reading its packets again."""
+        """Uses an index that was found for the same file before, or without packets, instead of reading its packets."""
         self.file.cache.setdefault(("audio_index", self.damaged), index)
 
     @property
@@ -161,7 +162,10 @@ class AudioReader:
         plans = [self.wanted.plan(span, index) for span in found if span is not None]
         parts = [AudioRange(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
         with self.file.used():
-            self._decoder(index).fill(parts)
+            if len(index.pts):
+                self._decoder(index).fill(parts)
+            else:
+                fill_stated(self.file, index, parts)
         following = iter(parts)
         return [None if span is None else self._finish(next(following), span, index) for span in found]
 

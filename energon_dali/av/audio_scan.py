@@ -27,6 +27,7 @@ from energon_dali.av.audio_packets import (
     select,
 )
 from energon_dali.av.container import ROUTE, MediaFile
+from energon_dali.av.flac_frames import count_samples
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.media_source import view_bytes
 from energon_dali.av.mp4_table import DISCARDED
@@ -308,7 +309,7 @@ def _expected_samples(packet: Packet[Any], facts: StreamFacts, context: Any, see
     if facts.codec in _FIXED_FRAMES and context.frame_size:
         return int(context.frame_size)
     if facts.codec == "flac":
-        samples = _count_flac(bytes(memoryview(packet)[:13]))
+        samples = count_samples(bytes(memoryview(packet)[:13]))
         if samples == _UNKNOWN and context.extradata and context.extradata[:2] == context.extradata[2:4]:
             return int.from_bytes(context.extradata[:2], "big")  # damaged; STREAMINFO: smallest and largest block
         return samples
@@ -321,26 +322,6 @@ def _counts_by_duration(facts: StreamFacts, context: Any) -> bool:
     """Returns whether nothing but the duration of a packet says how many samples it has."""
     known = facts.codec.startswith("pcm_") or facts.codec in ("opus", "flac")
     return not known and not (facts.codec in _FIXED_FRAMES and context.frame_size)
-
-
-def _count_flac(start: bytes) -> int:
-    """Returns the samples of a FLAC frame (RFC 9639, 9.1), `_UNKNOWN` if it is not one.
-
-    Args:
-        start: Its first 13 bytes, or fewer if it is shorter.
-    """
-    if len(start) < 13 or start[0] != 0xFF or start[1] & 0xFE != 0xF8:
-        return _UNKNOWN
-    code = start[2] >> 4
-    if code == 0:
-        return _UNKNOWN
-    if code not in (6, 7):
-        return 192 if code == 1 else 576 << code - 2 if code < 6 else 256 << code - 8
-    number = 4  # the frame number, as long as the UTF-8 character that begins with its first byte
-    while start[4] << (number - 4) & 0x80:
-        number += 1
-    at = max(number, 5)
-    return int.from_bytes(start[at : at + code - 5], "big") + 1
 
 
 def _count_opus(start: bytes) -> int:

@@ -260,6 +260,9 @@ def as_float(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float
     if samples.dtype.kind == "f":
         return samples.astype(np.float32, copy=False)
     half = float(1 << (8 * samples.dtype.itemsize - 1))
+    if samples.dtype.kind == "i" and samples.dtype.itemsize <= 4:  # rounded once, as by way of float64
+        scaled: np.ndarray[Any, np.dtype[np.float32]] = np.multiply(samples, np.float32(1 / half), dtype=np.float32)
+        return scaled
     if samples.dtype.kind == "u":
         return ((samples.astype(np.float64) - half) / half).astype(np.float32)
     return (samples.astype(np.float64) / half).astype(np.float32)

@@ -13,7 +13,7 @@ import pytest
 
 from energon_dali import SampleDecoder
 from energon_dali.av import AVDecoder
-from energon_dali.av.audio_scan import _UNKNOWN, _count_flac
+from energon_dali.av.flac_frames import UNKNOWN, count_samples
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video
@@ -194,11 +194,11 @@ def test_what_one_tensor_cannot_hold_is_named() -> None:
         ("fff87900" + "7f" + "0ccb" + "00" * 6, 3276),
         ("fff97900" + "c280" + "0ccb" + "00" * 5, 3276),
         ("fff87900" + "e08080" + "0001" + "00" * 4, 2),
-        ("fff80900" + "00" * 9, _UNKNOWN),
-        ("664c6143" + "00" * 9, _UNKNOWN),
-        ("fff85900", _UNKNOWN),
-        ("", _UNKNOWN),
+        ("fff80900" + "00" * 9, UNKNOWN),
+        ("664c6143" + "00" * 9, UNKNOWN),
+        ("fff85900", UNKNOWN),
+        ("", UNKNOWN),
     ],
 )
 def test_headers_of_flac_say_how_many_samples_follow(header: str, samples: int) -> None:
-    assert _count_flac(bytes.fromhex(header)) == samples
+    assert count_samples(bytes.fromhex(header)) == samples

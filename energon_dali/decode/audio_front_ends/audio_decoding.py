@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
 from energon_dali.av import AudioReader, AVLimits, MediaFile
+from energon_dali.av.audio_index import AudioIndex
 from energon_dali.av.media_index import MediaIndex
 from energon_dali.av.sparse_media import SparseMedia
+from energon_dali.av.stated_audio import find_stated_audio
 from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, AudioInput
 from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSpec
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
@@ -43,35 +50,69 @@ def stage_recording(
     Raises:
         DecodeError: The file cannot be opened, or the front end refuses recordings of its length.
     """
+    stated = None if isinstance(raw, SparseMedia) else find_stated_audio(memoryview(raw))
+    if stated is not None:
+        spans = _choose(stated.index, spec, seed)
+        if stated.offset is not None or not any(start for start, _ in spans):
+            make = partial(_make_handles, name, raw, stated.format, spec, stated.index, spans)
+            return make(seed=seed, source=source, limits=limits), False
     with MediaFile(raw, limits=limits) as file:
         try:
             has_video = file.find_stream("video") is not None
             if has_video and not (of_videos and file.find_stream("audio") is not None):
                 return None, True
-            reader = _reader(file, spec.front_end)
-            total, index = reader.num_samples, reader.index
-            handles = [
-                AudioHandle(
-                    name,
-                    raw,
-                    file.format,
-                    0,
-                    0,
-                    spec,
-                    seed=seed,
-                    source=source,
-                    start_sample=start,
-                    num_samples=stop - start,
-                    limits=limits,
-                    index=index if len(index.pts) <= _MOST_KEPT_PACKETS else None,
-                )
-                for start, stop in spec.choose(total, seed)
-            ]
-            for handle in handles:
-                handle.layout  # noqa: B018 - raises if the front end refuses the length
+            index = _reader(file, spec.front_end).index
         except DecodeError as error:
             raise DecodeError(error.reason, error.format or file.format, error.route or ROUTE) from error
-    return (handles if spec.segments == "all" else handles[0]), has_video
+        make = partial(_make_handles, name, raw, file.format, spec, index, _choose(index, spec, seed))
+    return make(seed=seed, source=source, limits=limits), has_video
+
+
+def _make_handles(
+    name: str,
+    raw: bytes | memoryview | SparseMedia,
+    format: str,
+    spec: AudioSpec,
+    index: AudioIndex,
+    spans: list[tuple[int, int]],
+    *,
+    seed: int,
+    source: SourceInfo | None,
+    limits: AVLimits | None,
+) -> AudioHandle | list[AudioHandle]:
+    """Returns the handle of the segment of a recording, or those of all of them.
+
+    Raises:
+        DecodeError: The front end refuses recordings of its length.
+    """
+    handles = [
+        AudioHandle(
+            name,
+            raw,
+            format,
+            0,
+            0,
+            spec,
+            seed=seed,
+            source=source,
+            start_sample=start,
+            num_samples=stop - start,
+            limits=limits,
+            index=index if len(index.pts) <= _MOST_KEPT_PACKETS else None,
+        )
+        for start, stop in spans
+    ]
+    try:
+        for handle in handles:
+            handle.layout  # noqa: B018 - raises if the front end refuses the length
+    except DecodeError as error:
+        raise DecodeError(error.reason, error.format or format, error.route or ROUTE) from error
+    return handles if spec.segments == "all" else handles[0]
+
+
+def _choose(index: AudioIndex, spec: AudioSpec, seed: int) -> list[tuple[int, int]]:
+    """Returns (start, stop) of the segments of a recording, at the rate of the front end."""
+    return spec.choose(index.count_at(spec.front_end.sampling_rate), seed)
 
 
 def find_recording_packets(
@@ -108,23 +149,32 @@ def decode_recording(handle: AudioHandle) -> AudioInput:
 
     if handle.decoded is not None:
         return handle.decoded
-    front_end, layout = handle.spec.front_end, handle.layout
+    waveform = torch.from_numpy(read_waveform(handle))
+    return handle.spec.front_end.render(waveform, handle.layout, seed=handle.seed)
+
+
+def read_waveform(handle: AudioHandle) -> npt.NDArray[np.float32]:
+    """Returns the samples of a recording that its front end uses: [channels, samples].
+
+    Raises:
+        DecodeError: The data cannot be decoded, or not within the limits.
+    """
+    front_end = handle.spec.front_end
     start, stop = _range(handle)
-    waveform = torch.zeros(front_end.channels, 0)
-    if stop > start:
-        with MediaFile(handle.data, limits=handle.limits) as file:
-            reader = _reader(file, front_end)
-            if handle.index is not None:
-                reader.use_index(handle.index)
-            samples = as_float(reader.read(start, stop))
-        if samples.shape[1] != stop - start:
-            raise DecodeError(
-                f"Its packets say {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",
-                handle.format,
-                ROUTE,
-            )
-        waveform = torch.from_numpy(samples)
-    return front_end.render(waveform, layout, seed=handle.seed)
+    if stop <= start:
+        return np.zeros((front_end.channels, 0), np.float32)
+    with MediaFile(handle.data, limits=handle.limits) as file:
+        reader = _reader(file, front_end)
+        if handle.index is not None:
+            reader.use_index(handle.index)
+        samples = as_float(reader.read(start, stop))
+    if samples.shape[1] != stop - start:
+        raise DecodeError(
+            f"It should have {stop - start:,} samples, and {samples.shape[1]:,} were decoded. Encode it again",
+            handle.format,
+            ROUTE,
+        )
+    return samples
 
 
 def decode_outcome(handle: AudioHandle) -> Outcome:
