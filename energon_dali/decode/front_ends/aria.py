@@ -12,7 +12,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.llava_next import choose_resolution, fit, take_resolutions
-from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, ProcessorConfig
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_COUNT, ProcessorConfig, is_integer
 
 _TILES = ((1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 4), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2))
 _MORE_TILES = ((4, 1), (4, 2), (5, 1), (6, 1), (7, 1), (8, 1))
@@ -57,15 +57,13 @@ class Aria(FrontEnd):
         resolutions = take_resolutions(config, "split_resolutions", _RESOLUTIONS)
         if splits and not resolutions:
             raise config.error("split_resolutions is empty, and split_image=True needs one")
-        given = config.outer.get("size_conversion")
-        tokens = given.get(str(side)) if isinstance(given, Mapping) else None
         return cls(
             **config.take_conversion(HALF, HALF, "bicubic"),
             side=side,
             min_side=config.take_integer("min_image_size", 336, most=side),
             splits=splits,
             resolutions=resolutions,
-            square_tokens=tokens if isinstance(tokens, int) else _TOKENS[side],
+            square_tokens=_tokens_of(config, side),
             image_token=config.outer_text("image_token", cls.image_token),
         )
 
@@ -103,3 +101,20 @@ class Aria(FrontEnd):
             row[: view.height, : view.width] = True
         most = max(image.rows for image in images)
         return {"pixel_values": self.concatenated(images), "pixel_mask": mask, "num_crops": torch.tensor(most)}
+
+
+def _tokens_of(config: ProcessorConfig, side: int) -> int:
+    """Returns the tokens of a square, which the processor around it has by the square's side.
+
+    Raises:
+        ConfigError: It has no whole number for this side.
+    """
+    given = config.outer.get("size_conversion", _TOKENS)
+    if not isinstance(given, Mapping):
+        raise config.invalid("size_conversion", given, "an object with the tokens of a square by its side")
+    tokens = given.get(side, given.get(str(side)))  # JSON has texts as keys
+    if not is_integer(tokens) or not 1 <= tokens <= LARGEST_COUNT:
+        raise config.invalid(
+            "size_conversion", given, f"tokens by side, from 1 to {LARGEST_COUNT:,}, {side} among them"
+        )
+    return int(tokens)

@@ -79,8 +79,8 @@ class Molmo2(TiledPixelPatches):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         side = config.take_square("size", 378)
-        columns = _flag(config, "image_use_col_tokens", True)
-        starts = _flag(config, "use_single_crop_start_token", True)
+        columns, single = config.outer_flag("image_use_col_tokens", True), "use_single_crop_col_tokens"
+        starts = config.outer_flag("use_single_crop_start_token", True)
         conversion = config.take_conversion(HALF, HALF, "bilinear")
         if conversion["filter"] not in ("bilinear", "bicubic"):
             raise config.error(f"resample={conversion['filter']} is not a filter that torch interpolates with")
@@ -92,7 +92,7 @@ class Molmo2(TiledPixelPatches):
             overlap_margins=_pair(config, "overlap_margins", (4, 4), 0, _MOST_MARGIN),
             pooling_size=_pair(config, "pooling_size", (2, 2), 1, MOST_MERGED),
             col_tokens=columns,
-            thumbnail_col_tokens=_flag(config, "use_single_crop_col_tokens", columns),
+            thumbnail_col_tokens=config.outer_flag(single, columns) if single in config.outer else columns,
             thumbnail_start=cls.thumbnail_start if starts else "<im_start>",
             image_token=config.outer_text("image_token", cls.image_token),
         )
@@ -162,18 +162,6 @@ class Molmo2(TiledPixelPatches):
             "image_grids": torch.tensor([self.feature_grids(image.layout.grid) for image in images]),
             "image_num_crops": torch.tensor([image.rows // self._side**2 for image in images]),
         }
-
-
-def _flag(config: ProcessorConfig, name: str, default: bool) -> bool:
-    """Returns a flag of the processor around the image processor.
-
-    Raises:
-        ConfigError: It is neither true nor false.
-    """
-    value = config.outer.get(name, default)
-    if not isinstance(value, bool):
-        raise config.invalid(name, value, "true or false")
-    return value
 
 
 def _pair(config: ProcessorConfig, name: str, default: tuple[int, int], least: int, most: int) -> tuple[int, int]:

@@ -99,9 +99,7 @@ class HunyuanVL(Qwen2VL):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        extra = config.outer.get("cat_extra_token", True)
-        if not isinstance(extra, bool):
-            raise config.invalid("cat_extra_token", extra, "true or false")
+        extra = config.outer_flag("cat_extra_token", True)
         spatial = config.take_integer("spatial_patch_size", 1, most=MOST_MERGED)
         made = super().from_config(config)
         # The processor resamples by this filter, whatever `resample` says.

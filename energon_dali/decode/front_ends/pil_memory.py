@@ -1,6 +1,6 @@
 """The pixels of a PIL image where PIL keeps them: four bytes each, of which the last is unused. Nothing is copied.
 
-PIL itself gives pixels away as packed bytes, which takes as long as resampling them to a small image.
+PIL's own methods return pixels as packed bytes, which takes as long as resampling them to a small image.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ def pixel_memory(image: Image.Image) -> NDArray[np.uint8] | None:
     """Returns uint8[H, W, 4], a view of an image's memory, which must not be written to.
 
     Args:
-        image: Of mode RGB, loaded.
+        image: Of mode RGB. It is loaded if it is not yet.
 
     Returns:
         None if PIL keeps the pixels in several pieces (more than 16 MiB of them), in rows with gaps, or is older than
         11.2, which has no interface for this.
     """
+    image.load()
     export = getattr(image.im, "__arrow_c_array__", None)
     alignment: int = Image.core.get_alignment()  # type: ignore[attr-defined]
     if export is None or image.mode != "RGB" or 4 * image.width % alignment:
@@ -67,7 +68,7 @@ def split_planes(image: Image.Image) -> NDArray[np.uint8]:
     """Returns uint8[3, H, W], contiguous: the channels of an image, a copy.
 
     Args:
-        image: Of mode RGB, loaded, with at least one pixel.
+        image: Of mode RGB, with at least one pixel.
     """
     memory = pixel_memory(image) if sys.byteorder == "little" else None
     if memory is None:

@@ -115,6 +115,7 @@ class ProcessorConfig:
     ) -> None:
         self.type_name = given = self._class_name(values)
         self.tokenizer = tokenizer
+        self._outer_nulls = frozenset(name for name, value in (outer or {}).items() if value is None)
         self.outer = {name: value for name, value in (outer or {}).items() if value is not None}
         if values.get("processor_class") is not None:
             self.outer.setdefault("processor_class", values["processor_class"])
@@ -167,12 +168,12 @@ class ProcessorConfig:
         return self._values.get(name, default)
 
     def take_flag(self, name: str, default: bool) -> bool:
-        """Returns a value that is true or false.
+        """Returns a value that is true or false; if it is null, false, as transformers treats it.
 
         Raises:
             ConfigError: It is something else.
         """
-        value = self.take(name, default)
+        value = self.take(name, default and name not in self._nulls)
         if not isinstance(value, bool):
             raise self.invalid(name, value, "true or false")
         return value
@@ -204,6 +205,13 @@ class ProcessorConfig:
     def outer_number(self, name: str, default: float, *, least: float, most: float) -> float:
         """Returns a number of the processor around it; the arguments and errors are those of `take_integer`."""
         return self._number(name, self.outer.get(name, default), least, most)
+
+    def outer_flag(self, name: str, default: bool) -> bool:
+        """Returns a value of the processor around it that is true or false, as `take_flag` does."""
+        value = self.outer.get(name, default and name not in self._outer_nulls)
+        if not isinstance(value, bool):
+            raise self.invalid(name, value, "true or false")
+        return value
 
     def outer_text(self, name: str, default: str) -> str:
         """Returns a text of the processor around it, such as a token.

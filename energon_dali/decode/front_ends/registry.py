@@ -282,6 +282,9 @@ def read_processor(processor: object, medium: Medium) -> ProcessorConfig:
 def _outer_values(processor: object, medium: Medium) -> dict[str, Any]:
     values: dict[str, Any] = {"processor_class": type(processor).__name__}
     values |= {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
+    sizes = getattr(processor, "size_conversion", None)  # Aria: tokens by side
+    if isinstance(sizes, Mapping):
+        values["size_conversion"] = dict(sizes)
     passes = "audio_kwargs" if medium == "audio" else "images_kwargs"
     passed = getattr(processor, passes, None)
     if isinstance(passed, Mapping):  # what it passes to its inner processor, over that one's own values

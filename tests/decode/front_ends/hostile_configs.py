@@ -296,7 +296,7 @@ IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[s
         {"max_image_size": 490, "split_image": True, "split_resolutions": [[490, 980]]},
         ("max_image_size", "min_image_size", "split_image", "split_resolutions"),
         {},
-        ("image_token",),
+        ("image_token", "size_conversion"),
     ),
     "MiniCPMV4_6ImageProcessor": (
         {"scale_resolution": 20, "patch_size": 4},

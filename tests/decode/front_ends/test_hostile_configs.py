@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,61 @@ def test_all_hostile_configurations() -> None:
 def test_messages_name_the_key_the_value_and_what_is_allowed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FrontEnd.from_processor({"image_processor_type": "ViTImageProcessor", **values})
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("GraniteDocling", "crop_to_patches"),
+        ("Ovis2", "use_covering_area_grid"),
+        ("MiniCPMV4_6", "slice_mode"),
+        ("MiniCPMV4_6", "use_image_id"),
+        ("Lfm2Vl", "use_thumbnail"),
+        ("ZoeDepth", "keep_aspect_ratio"),
+    ],
+)
+def test_a_flag_that_is_null_is_off(name: str, flag: str) -> None:
+    on, off, null = (
+        FrontEnd.from_processor({"image_processor_type": f"{name}ImageProcessor", flag: value})
+        for value in (True, False, None)
+    )
+    assert null == off != on
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "off"),
+    [
+        ("HunYuanVL", "cat_extra_token", True),
+        ("Molmo2", "image_use_col_tokens", True),
+        ("Molmo2", "use_single_crop_start_token", True),
+        ("Molmo2", "use_single_crop_col_tokens", False),  # it follows image_use_col_tokens
+    ],
+)
+def test_a_flag_of_the_processor_around_that_is_null(name: str, flag: str, off: bool) -> None:
+    values = {
+        "processor_class": f"{name}Processor",
+        "image_processor": {"image_processor_type": f"{name}ImageProcessor"},
+    }
+    front_ends = [FrontEnd.from_processor({**values, flag: value}) for value in (None, False, True)]
+    assert front_ends[0] == front_ends[1 if off else 2]
+    assert front_ends[1] != front_ends[2]
+
+
+def test_tokens_of_arias_squares_are_followed_or_refused() -> None:
+    inner = {"image_processor_type": "AriaImageProcessor"}
+
+    def aria(sizes: Any) -> FrontEnd:
+        return FrontEnd.from_processor({"image_processor": inner, "size_conversion": sizes})
+
+    assert aria({"490": 7, "980": 9}).layout(30, 20).num_tokens == 9
+    assert aria({490: 7, 980: 9}).layout(30, 20).num_tokens == 9
+    assert aria(None).layout(30, 20).num_tokens == 256
+    image_processor = SimpleNamespace(to_dict=lambda: inner)
+    around = type("AriaProcessor", (SimpleNamespace,), {})(image_processor=image_processor, size_conversion={980: 9})
+    assert FrontEnd.from_processor(around).layout(30, 20).num_tokens == 9
+    for sizes in ({"490": 7}, {"980": "9"}, {"980": True}, {"980": -1}, {"980": 0}, [980, 9], 9):
+        with pytest.raises(ConfigError, match=r"size_conversion=.* is invalid: it must be"):
+            aria(sizes)
 
 
 def test_values_that_a_dtype_cannot_hold() -> None:

@@ -1,6 +1,8 @@
-"""Pixels read where PIL keeps them are those that PIL gives away."""
+"""Pixels read where PIL keeps them are those that its own methods return."""
 
 from __future__ import annotations
+
+import io
 
 import numpy as np
 import pytest
@@ -37,6 +39,17 @@ def test_memory_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert split_planes(large)[:, -1, -1].tolist() == [1, 2, 3]
     monkeypatch.setattr(Image.core, "get_alignment", lambda: 32)
     assert pixel_memory(_image(7, 5)) is None
+
+
+def test_an_image_that_is_not_loaded_yet() -> None:
+    image, file = _image(31, 17), io.BytesIO()
+    image.save(file, "PNG")
+    expected = np.array(image).transpose(2, 0, 1)
+    assert np.array_equal(split_planes(Image.open(file)), expected)
+    by_torch, by_itself = (
+        Pixels(image=opened).resized(9, 8, "bilinear", "torch").tensor for opened in (Image.open(file), image)
+    )
+    assert torch.equal(by_torch, by_itself)
 
 
 @pytest.mark.parametrize("readable", [True, False])
