@@ -156,7 +156,7 @@ def make_shards(page: Path, folder: Path, number: int) -> None:
 
 def run_program(command: list[str], folder: Path) -> list[str]:
     """Returns the lines that a program prints, without those of libraries."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WARM_WORKERS": "1"}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if re.match(r"in /|\d{6} \(3, 224, 224\) \d+ ", line)]
