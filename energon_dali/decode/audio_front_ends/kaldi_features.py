@@ -56,13 +56,14 @@ def kaldi_spectrum(num_mels: int, sampling_rate: int, window: WindowName) -> Fra
 
 
 def _check_frames(num_samples: int, frames: int) -> None:
-    """Checks that a recording has at least so many frames.
+    """Checks that a recording has at least this many frames.
 
     Raises:
         DecodeError: It has fewer.
     """
     least = FRAME_LENGTH + HOP_LENGTH * (frames - 1)
-    check_long_enough(num_samples, least, f"{frames} frames of {FRAME_LENGTH} samples, every {HOP_LENGTH}")
+    noun = "frame" if frames == 1 else "frames"
+    check_long_enough(num_samples, least, f"{frames} {noun} of {FRAME_LENGTH} samples, every {HOP_LENGTH}")
 
 
 @dataclass(frozen=True, kw_only=True)
