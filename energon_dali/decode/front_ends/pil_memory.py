@@ -1,6 +1,6 @@
 """The pixels of a PIL image where PIL keeps them: four bytes each, of which the last is unused. Nothing is copied.
 
-PIL itself gives pixels away as packed bytes, which takes as long as resampling them to a small image.
+PIL's own methods return pixels as packed bytes, which takes as long as resampling them to a small image.
 """
 
 from __future__ import annotations

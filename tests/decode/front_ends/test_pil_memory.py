@@ -1,4 +1,4 @@
-"""Pixels read where PIL keeps them are those that PIL gives away."""
+"""Pixels read where PIL keeps them are those that its own methods return."""
 
 from __future__ import annotations
 

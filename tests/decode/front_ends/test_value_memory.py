@@ -1,4 +1,4 @@
-"""Memory of large batches: contiguous, aligned, writable, and used again when nobody sees it any more."""
+"""Memory of large batches: contiguous, aligned, writable, and used again when nothing refers to it any more."""
 
 from __future__ import annotations
 
