@@ -125,11 +125,13 @@ class DeepseekVLHybrid(DeepseekVL):
         std = config.take_triple("high_res_image_std", CLIP_STD, least=SMALLEST_FACTOR)
         values = made.values if made.values.mean is None else replace(made.values, mean=mean, std=std)
         background = background_color(config, CLIP_MEAN, "high_res_image_mean")
+        low, high = config.take_filter("bicubic"), config.take_filter("bicubic", "high_res_resample")
         if background is None:
             raise config.error("high_res_image_mean is not a colour to pad with: it must be between 0 and 1")
         return made.with_fields(
             high_res_side=config.take_square("high_res_size", 1024),
-            high_res_filter=config.take_filter("bicubic", "high_res_resample"),
+            # The PIL backend takes 0, the number of "nearest", for a missing value, and resamples as `resample` says.
+            high_res_filter=low if high == "nearest" and config.arithmetic == "pil" else high,
             high_res_values=values,
             high_res_background=background,
         )

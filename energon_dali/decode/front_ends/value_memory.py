@@ -23,8 +23,8 @@ _ALIGNMENT = 64
 _LARGEST_KEPT = 4
 """Kept memory is used for values of at least one in this many of its bytes."""
 _kept: deque[NDArray[np.uint8]] = deque(maxlen=1)
-"""The memory of the last batch that nothing refers to any more. Appending to it is safe in any thread and takes no lock, as a
-garbage collector's callback requires."""
+"""The memory of the last batch that nothing refers to any more. Appending to it is safe in any thread and takes no
+lock, as a garbage collector's callback requires."""
 
 
 def empty_values(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -111,6 +111,15 @@ def test_a_hybrid_whose_squares_are_normalised_differently_folds_into_no_layer()
         front_end.fold_normalization(torch.nn.Conv2d(3, 4, 16, 16))
 
 
+def test_a_hybrid_whose_larger_square_is_not_resampled_by_nearest() -> None:
+    name = "DeepseekVLHybridImageProcessor"
+    for number, high in ((0, "hamming"), (3, "bicubic")):
+        config = {"image_processor_type": name, "resample": 5, "high_res_resample": number}
+        front_end = FrontEnd.from_processor(config)
+        assert isinstance(front_end, DeepseekVLHybrid)
+        assert (front_end.filter, front_end.high_res_filter) == ("hamming", high)
+
+
 def test_phi4_has_no_bytes_of_its_thumbnail() -> None:
     with pytest.raises(ConfigError, match="the thumbnail is interpolated from normalised values"):
         FrontEnd.from_processor({"image_processor_type": "Phi4MultimodalImageProcessor"}, dtype="uint8")
