@@ -28,7 +28,7 @@ class EncodedChat:
     input_ids: list[int]
     """Ids of all tokens, with one placeholder for each feature of a medium."""
     labels: list[int]
-    """The ids that the assistant says; -100 for the others."""
+    """The ids that the assistant says; -100 for the others, and for media that it shows: nobody predicts these."""
     assistant_mask: list[int]
     """1 for the tokens that the assistant says, 0 for the others."""
     position_ids: NDArray[Any] | None
@@ -168,12 +168,11 @@ class ChatEncoder:
         expanded = expand_media(text, media)
         made = self._tokenized(expanded, conversation)
         starts, stops = np.asarray(made["offset_mapping"], np.int64).reshape(-1, 2).T
-        mask = np.zeros(len(starts), bool)
-        for first, stop in expanded.moved(spans):
-            mask |= (starts < stop) & (stops > first)
+        mask = _tokens_in(expanded.moved(spans), starts, stops)
         ids: list[int] = made["input_ids"]
         self._check_cut(expanded, starts, stops, mask, spans)
-        labels = np.where(mask, np.asarray(ids, np.int64), IGNORED).tolist()
+        learned = mask & ~_tokens_in(expanded.media, starts, stops)
+        labels = np.where(learned, np.asarray(ids, np.int64), IGNORED).tolist()
         positions = self._positions(ids, media, seconds) if self.rope is not None else None
         return EncodedChat(ids, labels, mask.astype(np.int64).tolist(), positions)
 
@@ -339,6 +338,14 @@ def _layout(noun: str, medium: Any) -> Any:
 
 
 _LAYOUTS: dict[str, type] = {"image": ImageLayout, "video": VideoLayout, "audio": AudioLayout}
+
+
+def _tokens_in(spans: Sequence[Span], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Returns which tokens, given by their characters, are partly in one of the spans."""
+    found = np.zeros(len(starts), bool)
+    for first, stop in spans:
+        found |= (starts < stop) & (stops > first)
+    return found
 
 
 def _is_none_or(value: object, kind: type) -> bool:
