@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -82,7 +83,8 @@ def test_blocks_run_and_print_what_they_say(page: Path, warm_python: str, reques
         script = folder / f"{page.stem}{number}.py"
         script.write_text(block)
         command = [warm_python, "-W", "error::DeprecationWarning:__main__", str(script)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "WARM_WORKERS": "1"}
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr
         expected = [text.strip() for text in PRINTED.findall(block)]
         printed = done.stdout.splitlines()
