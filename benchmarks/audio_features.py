@@ -283,6 +283,14 @@ def measure_decoding(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield row_of("any", f"decoding {kind.upper()}", runs)
 
 
+def by_model(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns, for each model, how many times less CPU time a front end takes, by what was measured."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(row["model"], {"model": row["model"]})[row["what"]] = row["times_faster"]
+    return [entry for entry in found.values() if "features alone" in entry]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the results, and writes them with the machine."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audio_features", description=__doc__)
@@ -311,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(row)
                 print(_line(row), flush=True)
             made = {"machine": describe_machine(), "commit": commit(ROOT), "decoder": DECODER, "workers": given.workers}
-            made["rows"] = rows
+            made |= {"models": by_model(rows), "rows": rows}
             given.json.write_text(json.dumps(made, indent=1) + "\n")
     return 0
 
