@@ -245,9 +245,15 @@ def audio_file(name: str) -> bytes:
 
 
 def encode_video(recipe: VideoRecipe) -> bytes:
-    """Returns the video of a recipe; a pure function."""
+    """Returns the video of a recipe; a pure function.
+
+    On a busy machine, FFmpeg's MP4 muxer has refused a packet of x265. The video is made again then.
+    """
     with _scheduling_kept():
-        return _encode_video(recipe)
+        try:
+            return _encode_video(recipe)
+        except av.error.PatchWelcomeError:
+            return _encode_video(recipe)
 
 
 @contextmanager

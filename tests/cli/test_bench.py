@@ -42,7 +42,7 @@ from energon_dali.diagnosis.rates import (
     with_decoder,
 )
 from energon_dali.loader.statistics import LoaderStatistics
-from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
+from tests.decode.every_option import EVERY_DALI_OPTION, given_options
 from tests.loader.dataset_folder import captioning_dataset
 
 
@@ -135,7 +135,7 @@ def test_decoders_are_exchanged_with_their_options() -> None:
 
 @pytest.mark.parametrize("name", [*DecoderOptions.__annotations__, *EVERY_DALI_OPTION])
 def test_exchanged_decoders_keep_every_option(name: str) -> None:
-    given = DaliDecoder(**{name: {**EVERY_OPTION, **EVERY_DALI_OPTION}[name]})
+    given = DaliDecoder(**given_options(name))
     assert given.config()[name] != DaliDecoder().config()[name]
     encoder = type("Given", (DefaultTaskEncoder,), {"decoder": given})()
     devices = {"image_decode_device": "cpu", "video_decode_device": "cpu"}

@@ -18,7 +18,7 @@ from energon_dali.compat.loading import _options, swap_decoder
 from energon_dali.compat.run import parse
 from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.errors import ConfigError
-from tests.decode.every_option import EVERY_OPTION
+from tests.decode.every_option import given_options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -150,11 +150,12 @@ def test_decoders_of_tensors_become_dali_decoders(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("name", DecoderOptions.__annotations__)
 def test_dali_decoders_keep_every_option(name: str) -> None:
-    given = SampleDecoder(**{name: EVERY_OPTION[name]})
+    given = SampleDecoder(**given_options(name))
     assert given.config()[name] != SampleDecoder().config()[name]
     swapped = swap_decoder(given)
     assert isinstance(swapped, DaliDecoder)
-    assert {**DaliDecoder().config(), name: given.config()[name]} == swapped.config()
+    kept = {option: given.config()[option] for option in given_options(name)}
+    assert {**DaliDecoder().config(), **kept} == swapped.config()
 
 
 def test_the_task_encoder_of_the_program_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

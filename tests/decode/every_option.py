@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_dali import AVLimits, DaliTuning, FrontEnd, Resize, VideoClips
+from energon_dali import AudioFrontEnd, AVLimits, DaliTuning, FrontEnd, Resize, VideoClips
 
 EVERY_OPTION: dict[str, Any] = {
     "image_decode": "torchrgb8",
@@ -22,6 +22,10 @@ EVERY_OPTION: dict[str, Any] = {
     "max_bytes": 99_999,
     "front_end": FrontEnd.from_processor({"image_processor_type": "SiglipImageProcessor"}),
     "decode_scale": "fast",
+    "audio_front_end": AudioFrontEnd.from_processor({"feature_extractor_type": "WhisperFeatureExtractor"}),
+    "audio_segments": "all",
+    "audio_seconds": 5.0,
+    "audio_of_videos": True,
 }
 """By name of `DecoderOptions`: a test that iterates over those fails for one that is missing here."""
 EVERY_DALI_OPTION: dict[str, Any] = {
@@ -34,3 +38,14 @@ EVERY_DALI_OPTION: dict[str, Any] = {
     "tuning": DaliTuning(hw_decoder_load=0.5),
 }
 """Those that only DaliDecoder has."""
+
+
+def given_options(name: str) -> dict[str, Any]:
+    """Returns an option with a value that is not its default, and those without which it is refused.
+
+    Args:
+        name: One of `DecoderOptions` or of `EVERY_DALI_OPTION`.
+    """
+    values = {**EVERY_OPTION, **EVERY_DALI_OPTION}
+    needed = ("audio_front_end",) if name.startswith("audio_") else ()
+    return {one: values[one] for one in (*needed, name)}

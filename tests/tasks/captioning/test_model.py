@@ -123,5 +123,5 @@ def test_weights_of_transformers_come_from_a_folder_and_have_to_fit(tmp_path: Pa
     loaded = TransformersGPT2(100, 20, pretrained=str(tmp_path))
     assert torch.equal(loaded.embed(torch.arange(259)), made.embed(torch.arange(259)))
     assert (loaded.embed_dim, loaded.num_vocab) == (8, 259)
-    with pytest.raises(ConfigError, match="know 259 tokens and 26 positions, the data has 260 and 26"):
+    with pytest.raises(ConfigError, match="are for 259 tokens and 26 positions, the data has 260 and 26"):
         TransformersGPT2(260, 26, pretrained=str(tmp_path))

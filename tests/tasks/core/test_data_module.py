@@ -13,7 +13,7 @@ from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks.data_module import TransformerDataConfig, TransformerDataModule, make_decoder
 from energon_dali.tasks.loaders import EvalLoader
 from energon_dali.tasks.position import RandomState, check_state
-from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
+from tests.decode.every_option import EVERY_DALI_OPTION, given_options
 from tests.tasks.core.number_batches import NumbersBatch
 from tests.tasks.core.tiny_run import NumbersDataModule, data_config, numbers_dataset
 
@@ -75,7 +75,7 @@ def test_a_rank_without_a_batch_to_validate_is_told_to_all(tmp_path: Path, monke
 
 def test_an_endless_loader_has_no_length(folder: Path) -> None:
     module = NumbersDataModule(data_config(folder, virtual_epoch_length=0))
-    with pytest.raises(ConfigError, match=r"virtual_epoch_length=-1 cannot be: .* 0 for epochs that never end"):
+    with pytest.raises(ConfigError, match=r"virtual_epoch_length=-1 is invalid: .* 0 for epochs that never end"):
         NumbersDataModule(data_config(folder, virtual_epoch_length=-1)).train_dataloader()
     with pytest.raises(TypeError, match="set virtual_epoch_length"):
         len(module.train_dataloader())
@@ -190,7 +190,7 @@ def test_the_run_chooses_the_backend_and_the_task_the_form(choice: Any, kind: ty
 
 @pytest.mark.parametrize("name", [*DecoderOptions.__annotations__, *EVERY_DALI_OPTION])
 def test_the_task_leaves_other_options_as_they_are(name: str) -> None:
-    given = DaliDecoder(**{name: {**EVERY_OPTION, **EVERY_DALI_OPTION}[name]})
+    given = DaliDecoder(**given_options(name))
     other = {"max_bytes": 11} if name == "max_pixels" else {"max_pixels": 11}
     assert make_decoder(given, **other).config() == {**given.config(), **other}
 
