@@ -117,8 +117,8 @@ def published_processors(case: Case) -> Iterator[Any]:
             continue
         around = case.published()
         around.image_processor = made
-        if hasattr(around, "num_image_tokens"):  # Florence-2 reads it when it is made
-            around.num_image_tokens = getattr(made, "image_seq_length", around.num_image_tokens)
+        if getattr(made, "image_seq_length", None):  # Florence-2 reads it when it is made
+            around.num_image_tokens = made.image_seq_length
         yield around
 
 

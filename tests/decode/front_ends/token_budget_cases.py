@@ -199,7 +199,8 @@ def drawn_nemotron_omni(draw: random.Random) -> Any:
         downsample_ratio=draw.choice((0.5, 1.0)),
         min_num_patches=fewest,
         max_num_patches=draw.choice((0, fewest + 100, 2000)),
-        max_model_len=draw.choice((100, 16384)),
+        # With fewer, the number of patches of an image would depend on how many images share a call.
+        max_model_len=draw.choice((4 + 8 * fewest, 16384)),
         resample=draw.choice((2, 3)),
         do_rescale=draw.random() < 0.9,
         do_normalize=draw.random() < 0.9,
