@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 class NemotronOmni(ComputedValues):
     """Resizes an image to whole blocks of patches within a range, and cuts it into patches row by row.
 
-    `layout.grid` is (rows, columns) of patches. Values: dtype[patches, 3 * patch_size ** 2]. If `max_model_len` has no room
-    for `min_num_patches` of each image of a call, the processor's limit grows with their number; here it is that of one.
+    `layout.grid` is (rows, columns) of patches. Values: dtype[patches, 3 * patch_size ** 2]. If `max_model_len` has no
+    room for `min_num_patches` of each image of a call, the processor's limit grows with their number; here it is that
+    of one image.
     """
 
     patch_size: int = 16

@@ -194,6 +194,7 @@ def nemotron_omni(**values: Any) -> Any:
 
 def drawn_nemotron_omni(draw: random.Random) -> Any:
     fewest = draw.choice((1, 30, 200))
+    rescales = draw.random() < 0.9
     return nemotron_omni(
         patch_size=draw.choice((8, 14, 16)),
         downsample_ratio=draw.choice((0.5, 1.0)),
@@ -202,8 +203,8 @@ def drawn_nemotron_omni(draw: random.Random) -> Any:
         # With fewer, the number of patches of an image would depend on how many images share a call.
         max_model_len=draw.choice((4 + 8 * fewest, 16384)),
         resample=draw.choice((2, 3)),
-        do_rescale=draw.random() < 0.9,
-        do_normalize=draw.random() < 0.9,
+        do_rescale=rescales,
+        do_normalize=draw.random() < 0.9 or not rescales,  # bytes are refused
     )
 
 
