@@ -120,6 +120,7 @@ $(VENV)/torchvision: $(STAMP) constraints-ci.txt
 # Then every recipe of examples/vlm, killed and resumed.
 test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
+	$(BIN)/python -m tests.decode.audio_front_ends --jobs $(JOBS)
 	$(BIN)/python -m tests.decode.audio_front_ends.family_sweep
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py tests/task_encoder tests/decode/front_ends/test_omni_positions.py
 

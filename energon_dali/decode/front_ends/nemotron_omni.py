@@ -21,6 +21,7 @@ from energon_dali.decode.front_ends.processor_config import (
 )
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
 from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.resize_rules import ToSize, checked_size
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,8 @@ class NemotronOmni(ComputedValues):
     def layout(self, width: int, height: int) -> ImageLayout:
         rows, columns = self._grid(height, width)
         tokens = rows * columns // self.merge_size**2
-        view = View(rows * self.patch_size, columns * self.patch_size)
+        size = ToSize(rows * self.patch_size, columns * self.patch_size)
+        view = View(*checked_size(size, height, width))
         return ImageLayout(height, width, (view,), tokens + 2, (rows, columns), num_markers=2)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
