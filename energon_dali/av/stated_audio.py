@@ -31,8 +31,8 @@ _WAV_TYPES = {(1, 16): ("s16", "<i2"), (3, 32): ("flt", "<f4")}
 """FFmpeg's name and NumPy's type of samples, by the format tag and the bits of a sample."""
 _CARRIED = tuple(map(bytes.fromhex, ("72f81f4e", "f8724e1f", "fe7f0180", "7ffe8001", "ff1f00e8", "1fffe800")))
 """How packets of other codecs begin, which some WAV files carry as if they were samples: IEC 61937, DTS."""
-_SEARCHED = 1 << 14
-"""Bytes of samples in which a packet of another codec must begin: the longest have half as many."""
+_SEARCHED = 1 << 16
+"""Bytes of samples in which FFmpeg looks for the beginning of such a packet."""
 _TAIL = 1 << 16
 """Bytes at the end of a FLAC file in which its last frame must begin."""
 

@@ -98,7 +98,8 @@ def test_wav_files_with_more_than_samples_are_left_to_ffmpeg() -> None:
     data = encode_audio(RECIPES[4])
     at = data.index(b"data") + 8
     for sign in ("72f81f4e", "fe7f0180"):
-        assert find_stated_audio(memoryview(data[:at] + bytes.fromhex(sign) + data[at + 4 :])) is None
+        for begin in (at, at + 40_000):  # a packet may follow silence
+            assert find_stated_audio(memoryview(data[:begin] + bytes.fromhex(sign) + data[begin + 4 :])) is None
     assert find_stated_audio(memoryview(data + b"data\x02\0\0\0\1\1")) is None
     assert find_stated_audio(memoryview(data + b"LIST\x04\0\0\0INFO")) is not None
     for stop in range(0, at, 3):
@@ -107,13 +108,20 @@ def test_wav_files_with_more_than_samples_are_left_to_ffmpeg() -> None:
 
 def test_damaged_headers_state_nothing_or_fail_as_a_decode_error() -> None:
     draw = np.random.default_rng(3)
+    outcomes = set()
     for recipe in (MONO, RECIPES[4]):
         data = encode_audio(recipe)
         for _ in range(60):
             broken = bytearray(data)
             broken[int(draw.integers(0, 64))] = int(draw.integers(0, 256))
-            find_stated_audio(memoryview(broken))
-            find_stated_audio(memoryview(broken[: int(draw.integers(0, 80))]))
+            assert find_stated_audio(memoryview(broken[: int(draw.integers(0, 80))])) is None
+            states = find_stated_audio(memoryview(broken)) is not None
+            try:
+                decode_recording(stage(bytes(broken)))
+                outcomes.add((states, "decoded"))
+            except DecodeError:
+                outcomes.add((states, "failed"))
+    assert {(True, "decoded"), (False, "decoded"), (False, "failed")} <= outcomes
 
 
 def test_more_samples_than_the_limits_allow_fail() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,7 @@ from typing_extensions import Self
 from energon_dali.decode.audio_front_ends import spectrogram
 from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, AudioInput, check_long_enough
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
-from energon_dali.decode.front_ends.extractor_config import take_sampling_rate
+from energon_dali.decode.front_ends.extractor_config import take_windows
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 if TYPE_CHECKING:
@@ -44,23 +45,6 @@ class KaldiFrames(AudioFrontEnd):
         if not self.hop_length <= self.win_length <= self.n_fft:
             raise self._invalid("win_length", "It must be at least hop_length and at most n_fft")
 
-    @classmethod
-    def fields_of(cls, config: ProcessorConfig) -> dict[str, Any]:
-        """Returns the fields that all models with such windows have.
-
-        Raises:
-            ConfigError: A value is not supported.
-        """
-        config.require("padding_side", "right", "features of recordings padded at their start")
-        config.require("padding_value", 0.0, "the end of recordings in a batch")
-        return {
-            "sampling_rate": take_sampling_rate(config),
-            "num_mels": config.take_integer("feature_size", cls.default_mels, most=1024),
-            "n_fft": config.take_integer("n_fft", 512, most=1 << 16),
-            "win_length": config.take_integer("win_length", 400, most=1 << 16),
-            "hop_length": config.take_integer("hop_length", 160, most=1 << 16),
-        }
-
     def frames_of(self, samples: int) -> int:
         """Returns the windows that are inside the recording.
 
@@ -73,6 +57,7 @@ class KaldiFrames(AudioFrontEnd):
     def arrange(self, samples: torch.Tensor, layout: AudioLayout) -> torch.Tensor:
         return self.log_mel(samples[None].unfold(-1, self.win_length, self.hop_length))[0]
 
+    @abstractmethod
     def log_mel(self, frames: torch.Tensor) -> torch.Tensor:
         """Returns the logarithms of the powers in the bands.
 
@@ -82,7 +67,6 @@ class KaldiFrames(AudioFrontEnd):
         Returns:
             float32[1, frames, num_mels].
         """
-        raise NotImplementedError
 
     def padded_rows(self, recordings: Sequence[AudioInput]) -> torch.Tensor:
         """Returns the features of recordings, padded with zeros to the longest: dtype[recordings, frames, num_mels].
@@ -143,7 +127,7 @@ class Phi4MultimodalAudio(KaldiFrames):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         made = cls(
-            **cls.fields_of(config),
+            **take_windows(config, cls.default_mels),
             preemphasis=config.take_number("preemphasis", 0.97, least=-1.0, most=1.0),
             low_hz=config.take_number("mel_min_frequency", 0.0, least=0.0),
             high_hz=config.take_number("mel_max_frequency", 7690.0, least=1.0),
@@ -226,7 +210,7 @@ class Lasr(KaldiFrames):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        return cls(**cls.fields_of(config))
+        return cls(**take_windows(config, cls.default_mels))
 
     def layout(self, num_samples: int) -> AudioLayout:
         frames = self.frames_of(num_samples)

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from energon_dali.decode.audio_front_ends import spectrogram
 from energon_dali.decode.audio_front_ends.audio_front_end import AudioFrontEnd, AudioInput, check_long_enough
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
-from energon_dali.decode.front_ends.extractor_config import take_sampling_rate
+from energon_dali.decode.front_ends.extractor_config import take_windows
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 if TYPE_CHECKING:
@@ -66,15 +66,9 @@ class Parakeet(AudioFrontEnd):
         Raises:
             ConfigError: A value is not supported.
         """
-        config.require("padding_side", "right", "features of recordings padded at their start")
-        config.require("padding_value", 0.0, "the end of recordings in a batch")
         preemphasis = config.take_number("preemphasis", 0.97, least=-1.0, most=1.0)
         return {
-            "sampling_rate": take_sampling_rate(config),
-            "num_mels": config.take_integer("feature_size", cls.default_mels, most=1024),
-            "n_fft": config.take_integer("n_fft", 512, most=1 << 16),
-            "win_length": config.take_integer("win_length", 400, most=1 << 16),
-            "hop_length": config.take_integer("hop_length", 160, most=1 << 16),
+            **take_windows(config, cls.default_mels),
             "preemphasis": None if "preemphasis" in config.nulls else preemphasis,
         }
 

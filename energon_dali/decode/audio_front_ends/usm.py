@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -58,6 +59,10 @@ class UsmFeatures(PaddedAudio):
     """Subtracted from the bins."""
     per_bin_stddev: tuple[float, ...] | None = None
     """Divides the bins."""
+    start_token: str = ""
+    """Text before the tokens (boa_token)."""
+    end_token: str = ""
+    """Text after them (eoa_token)."""
     max_length: int | None = 480_000
     truncation: bool = True
     pad_to_multiple_of: int | None = 128
@@ -103,6 +108,9 @@ class UsmFeatures(PaddedAudio):
             fft_length=fft_length,
             preemphasis_htk_flavor=config.take_flag("preemphasis_htk_flavor", True),
             mel_floor=floor,
+            audio_token=config.outer_text("audio_token", cls.audio_token),
+            start_token=config.outer_text("boa_token", cls.start_token),
+            end_token=config.outer_text("eoa_token", cls.end_token),
             **numbers,
             **bins,
         )
@@ -120,7 +128,7 @@ class UsmFeatures(PaddedAudio):
             return None
         values = np.asarray(given, dtype=np.float64).ravel()
         if len(values) != mels or not np.isfinite(values).all():
-            raise config.invalid(name, given, f"It has a number for each of {mels} bins")
+            raise config.invalid(name, given, f"a finite number for each of {mels} bins")
         return tuple(values.tolist())
 
     # --- lengths ---------------------------------------------------------------------------------------------------
@@ -153,16 +161,22 @@ class UsmFeatures(PaddedAudio):
         frames = min(self.valid_frames(kept), self.frames_of(padded))
         return AudioLayout(num_samples, kept, frames, self.tokens_of(frames))
 
+    @abstractmethod
     def tokens_of(self, frames: int) -> int:
         """Returns the tokens of a recording of this many frames."""
-        raise NotImplementedError
+
+    def audio_text(self, layout: AudioLayout) -> str:
+        return f"{self.start_token}{super().audio_text(layout)}{self.end_token}"
+
+    def text_tokens(self, layout: AudioLayout) -> int:
+        return layout.num_tokens + 2
 
     # --- features --------------------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def bank(self) -> MelBank:
         """The mel filters."""
-        raise NotImplementedError
 
     def window(self) -> Floats32:
         """Returns the window, float32[frame_length]."""
@@ -245,9 +259,7 @@ class Gemma3n(UsmFeatures):
     """Tokens of a recording."""
     audio_token: str = "<audio_soft_token>"
     start_token: str = "<start_of_audio>"
-    """Text before the tokens (boa_token)."""
     end_token: str = "<end_of_audio>"
-    """Text after them (eoa_token)."""
     blank_line_tokens: int = 1
     """Tokens of an empty line in the tokenizer: 1 if it merges two line breaks."""
 
@@ -263,9 +275,6 @@ class Gemma3n(UsmFeatures):
             .from_config(config)
             .with_fields(
                 audio_seq_length=config.outer_integer("audio_seq_length", 188, least=1),
-                audio_token=config.outer_text("audio_token", cls.audio_token),
-                start_token=config.outer_text("boa_token", cls.start_token),
-                end_token=config.outer_text("eoa_token", cls.end_token),
                 blank_line_tokens=config.blank_line_tokens(),
             )
         )
@@ -289,10 +298,10 @@ class Gemma3n(UsmFeatures):
         return self.audio_seq_length
 
     def audio_text(self, layout: AudioLayout) -> str:
-        return f"\n\n{self.start_token}{super().audio_text(layout)}{self.end_token}\n\n"
+        return f"\n\n{super().audio_text(layout)}\n\n"
 
     def text_tokens(self, layout: AudioLayout) -> int:
-        return layout.num_tokens + 2 + 2 * self.blank_line_tokens
+        return super().text_tokens(layout) + 2 * self.blank_line_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,26 +316,12 @@ class Gemma4(UsmFeatures):
     mel_floor: float = 1e-3
     audio_token: str = "<|audio|>"
     start_token: str = "<|audio>"
-    """Text before the tokens (boa_token)."""
     end_token: str = "<audio|>"
-    """Text after them (eoa_token)."""
 
     family: ClassVar[str] = "gemma4"
     processors: ClassVar[tuple[str, ...]] = ("Gemma4AudioFeatureExtractor",)
     default_milliseconds: ClassVar[float] = 20.0
     default_overdrive: ClassVar[bool] = False
-
-    @classmethod
-    def from_config(cls, config: ProcessorConfig) -> Self:
-        return (
-            super()
-            .from_config(config)
-            .with_fields(
-                audio_token=config.outer_text("audio_token", cls.audio_token),
-                start_token=config.outer_text("boa_token", cls.start_token),
-                end_token=config.outer_text("eoa_token", cls.end_token),
-            )
-        )
 
     @property
     def bank(self) -> MelBank:
@@ -351,12 +346,6 @@ class Gemma4(UsmFeatures):
 
     def tokens_of(self, frames: int) -> int:
         return (frames + 3) // 4
-
-    def audio_text(self, layout: AudioLayout) -> str:
-        return f"{self.start_token}{super().audio_text(layout)}{self.end_token}"
-
-    def text_tokens(self, layout: AudioLayout) -> int:
-        return layout.num_tokens + 2
 
     def masked(self, batch: Floats32, mask: NDArray[np.bool_]) -> Floats32:
         batch *= mask[..., None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
@@ -126,17 +127,17 @@ class PaddedSpectra(PaddedWaveforms):
 
     mask_key: ClassVar[str] = "attention_mask"
 
+    @abstractmethod
     def frames_of(self, padded: int) -> int:
         """Returns the frames of a padded row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def least_samples(self) -> int:
         """Returns the fewest samples of a padded row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def features_of(self, row: Floats32) -> Floats32:
         """Returns the features of a padded row."""
-        raise NotImplementedError
 
     def layout(self, num_samples: int) -> AudioLayout:
         kept = self.rule.kept(num_samples)

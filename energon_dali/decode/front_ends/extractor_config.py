@@ -67,3 +67,24 @@ def take_sampling_rate(config: ProcessorConfig, default: int = 16_000) -> int:
         ConfigError: It is not a whole number within its range.
     """
     return config.take_integer("sampling_rate", default, least=1000, most=384_000)
+
+
+def take_windows(config: ProcessorConfig, num_mels: int) -> dict[str, Any]:
+    """Returns the fields of an extractor whose windows may be shorter than its Fourier transform.
+
+    Args:
+        config: Of the extractor.
+        num_mels: Mel bins, if the configuration does not say.
+
+    Raises:
+        ConfigError: A value is invalid, or recordings are not padded with silence at their end.
+    """
+    config.require("padding_side", "right", "features of recordings padded at their start")
+    config.require("padding_value", 0.0, "the end of recordings in a batch")
+    return {
+        "sampling_rate": take_sampling_rate(config),
+        "num_mels": config.take_integer("feature_size", num_mels, most=1024),
+        "n_fft": config.take_integer("n_fft", 512, most=1 << 16),
+        "win_length": config.take_integer("win_length", 400, most=1 << 16),
+        "hop_length": config.take_integer("hop_length", 160, most=1 << 16),
+    }

@@ -216,7 +216,7 @@ class Glm5NextVideo(Glm46VVideo):
     max_frames: int = 2048
     """Most frames of a video."""
     max_duration: float = 0
-    """Seconds from which on no more frames are taken; 0 is no limit."""
+    """Seconds from which on no more frames are taken; 0 for no limit."""
 
     family: ClassVar[str] = "glm5_next_video"
     processors: ClassVar[tuple[str, ...]] = ("Glm5NextVideoProcessor",)

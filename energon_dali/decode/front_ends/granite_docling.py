@@ -30,7 +30,7 @@ class GraniteDocling(TileGrid):
     dense_min_aspect: float = 0.0
     """Width through height that such a page must exceed."""
     dense_max_aspect: float = 0.0
-    """Most of it; 0 is no limit."""
+    """Most of it; 0 for no limit."""
     image_seq_len: int = 64
     """Tokens of a tile."""
     fine: bool = False
