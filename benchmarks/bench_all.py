@@ -59,12 +59,12 @@ TABLES = (
     Table(name="first-batch", suite="first-batch"),
     Table(name="vision", suite="vision"),
     Table(name="decode-scale", suite="cpu", workloads=("scaled-hd", "scaled-12mp")),
-    Table(name="packing", suite="packing"),
+    Table(name="packing", suite="packing", workloads=("packing-1000", "packing-saving")),
     Table(name="blend", suite="cpu", workloads=("blend-cpu", "blend-restore", "blend")),
     Table(name="trainer", suite="trainer"),
+    Table(name="scale", suite="scale", workloads=("scale-100m", "scale-blend"), plot="benchmarks.remote.plot"),
     Table(name="remote", suite="remote", plot="benchmarks.remote.plot"),
     Table(name="streams", suite="streams", plot="benchmarks.remote.plot"),
-    Table(name="scale", suite="scale", plot="benchmarks.remote.plot"),
 )
 """In the order in which they run: what most readers look at comes first."""
 

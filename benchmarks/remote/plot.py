@@ -20,11 +20,9 @@ _COLOURS = {
     "MosaicML Streaming": "#4c78a8",
     "LitData": "#b04a5a",
     "10 shards": "#8fc7b2",
-    "500 shards": OURS,
-    "10,000 shards": "#1c4f3f",
+    "10,000 shards": OURS,
     "1 stream, slices of 100": "#8fc7b2",
-    "8 streams, slices of 100": OURS,
-    "32 streams, slices of 100": "#1c4f3f",
+    "32 streams, slices of 100": OURS,
     "32 streams, whole shards": "#d08a2f",
 }
 

@@ -13,8 +13,8 @@ from benchmarks.scale.workloads import BLEND, DATASETS
 from benchmarks.workload import Bar, Candidate, Limit, Plain, Workload
 
 OURS, ENERGON = "energon_dali", "megatron.energon"
-WINDOWS = (1, 100, 1000, 10_000, 100_000)
-RUNS = (1, 100, 1000)
+WINDOWS = (1, 1000, 10_000, 100_000)
+RUNS = (1, 1000)
 """Windows whose orders are made of runs, which are streamed."""
 SEQUENTIAL = "energon_dali, shard by shard"
 SHARDS, RANGES = "bound: whole shards, one thread", "bound: random ranges, 64 in flight"

@@ -11,7 +11,7 @@ from benchmarks.data.recipe import Recipe
 from benchmarks.scale.workloads import COST, MILLION, index
 from benchmarks.workload import Bar, Candidate, Limit, Workload
 
-STREAMS = (1, 8, 32)
+STREAMS = (1, 32)
 SHARDS = (10, 1000, 100_000)
 SAMPLES = (1 * MILLION, 10 * MILLION, 100 * MILLION)
 SLICE = 100
