@@ -14,7 +14,12 @@ from energon_dali.decode.front_ends.cutting import clear_outside, cut_all_tiles,
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
-from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
+from energon_dali.decode.front_ends.processor_family import (
+    ProcessorFamily,
+    check_text,
+    checked_layouts,
+    expand_placeholders,
+)
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
 from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError
@@ -243,11 +248,13 @@ class FrontEnd(ProcessorFamily):
             layouts: Of the images (`handle.layout`, or `VisionInput.layout`), in the order of the text.
 
         Raises:
-            ConfigError: The text has more or fewer image tokens than there are images.
+            ConfigError: The text has more or fewer image tokens than there are images, or an argument is of another
+                type.
         """
-        return self._expanded(text, self.image_token, layouts, "images")
+        return self._expanded(text, self.image_token, checked_layouts(layouts, ImageLayout), "images")
 
-    def _expanded(self, text: str, token: str, layouts: Iterable[ImageLayout], noun: str) -> str:
+    def _expanded(self, text: str, token: str, layouts: Sequence[ImageLayout], noun: str) -> str:
+        check_text(text)
         return expand_placeholders(text, token, [self.image_text(layout) for layout in layouts], noun)
 
     def fold_normalization(self, patch_embedding: torch.nn.Module) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.processor_family import checked_layouts
 from energon_dali.decode.front_ends.resampling import Pixels, Resampling
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -192,9 +193,10 @@ class VideoFrontEnd(FrontEnd):
             layouts: Of the videos (`handle.layout`, or `VideoInput.layout`), in the order of the text.
 
         Raises:
-            ConfigError: The text has more or fewer video tokens than there are videos.
+            ConfigError: The text has more or fewer video tokens than there are videos, or an argument is of another
+                type.
         """
-        return self._expanded(text, self.video_token, layouts, "videos")
+        return self._expanded(text, self.video_token, checked_layouts(layouts, VideoLayout), "videos")
 
 
 def frames_at_once(frames: torch.Tensor, layout: VideoLayout, multiple: int = 1) -> int:

@@ -1,0 +1,33 @@
+"""What front ends say about arguments of a wrong type or size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from energon_dali import AudioFrontEnd, FrontEnd, VideoFrontEnd
+from energon_dali.decode.front_ends.processor_family import ProcessorFamily
+from energon_dali.errors import ConfigError
+
+IMAGE = FrontEnd.from_processor({"image_processor_type": "Qwen2VLImageProcessor"})
+NUMBERED = FrontEnd.from_processor({"image_processor_type": "MiniCPMV4_6ImageProcessor"})
+VIDEO = VideoFrontEnd.from_processor({"video_processor_type": "Qwen2VLVideoProcessor"})
+AUDIO = AudioFrontEnd.from_processor(
+    {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "Qwen2AudioProcessor"}
+)
+
+
+@pytest.mark.parametrize("front_end", [IMAGE, NUMBERED, VIDEO, AUDIO], ids=lambda one: one.family)
+@pytest.mark.parametrize(
+    ("text", "layouts", "message"),
+    [
+        ("a", 3, r"layouts=3 is invalid: give a list with the \w+Layout of each placeholder"),
+        ("a", [None], r"layouts=\[None\] is invalid"),
+        ([5, 6], [], r"text=\[5, 6\] is invalid: give a str"),
+    ],
+)
+def test_expand_text_takes_a_text_and_layouts(front_end: Any, text: Any, layouts: Any, message: str) -> None:
+    assert isinstance(front_end, ProcessorFamily)
+    with pytest.raises(ConfigError, match=message):
+        front_end.expand_text(text, layouts)  # type: ignore[attr-defined]
