@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import Self
 
+from energon_dali.calls import CallableT
 from energon_dali.decode.front_ends.annotations import place_boxes, place_map
 from energon_dali.decode.front_ends.cutting import clear_outside, cut_all_tiles, placed
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
+from energon_dali.decode.front_ends.processor_config import is_integer
 from energon_dali.decode.front_ends.processor_family import (
     ProcessorFamily,
     check_text,
@@ -88,6 +91,11 @@ class FrontEnd(ProcessorFamily):
     fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
     """Bytes around a view on its canvas; None: zeros after normalisation."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "layout" in cls.__dict__:
+            cls.layout = _of_pixels(cls.layout)  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("filter", self.filter, tuple(PIL_FILTERS)),
@@ -137,6 +145,7 @@ class FrontEnd(ProcessorFamily):
             height: Likewise.
 
         Raises:
+            ConfigError: A side is not a whole number of at least 1.
             DecodeError: The processor refuses images of this size.
         """
 
@@ -402,6 +411,22 @@ class FrontEnd(ProcessorFamily):
             made.append(resized if fills else Pixels(tensor=canvas))
             if view.emitted:
                 yield view, canvas
+
+
+def _of_pixels(layout: CallableT) -> CallableT:
+    """Returns a family's `layout`, which refuses an image without pixels before it computes anything."""
+
+    @functools.wraps(layout)
+    def checked(self: FrontEnd, width: int, height: int, *args: Any, **kwargs: Any) -> ImageLayout:
+        if not (is_integer(width) and is_integer(height) and width > 0 and height > 0):
+            raise ConfigError(
+                f"layout(width={width!r}, height={height!r}) is not the size of an image: both must be whole numbers "
+                "of at least 1."
+            )
+        made: ImageLayout = layout(self, width, height, *args, **kwargs)
+        return made
+
+    return checked  # type: ignore[return-value]
 
 
 @dataclass(eq=False)

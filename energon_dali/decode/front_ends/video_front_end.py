@@ -129,6 +129,7 @@ class VideoFrontEnd(FrontEnd):
             fps: Frames per second of the video, on average.
 
         Raises:
+            ConfigError: A side is not a whole number of at least 1.
             DecodeError: The processor refuses such videos.
         """
         if frames < 1 or not fps > 0:

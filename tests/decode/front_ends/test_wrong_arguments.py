@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_dali import AudioFrontEnd, FrontEnd, VideoFrontEnd
@@ -31,3 +33,18 @@ def test_expand_text_takes_a_text_and_layouts(front_end: Any, text: Any, layouts
     assert isinstance(front_end, ProcessorFamily)
     with pytest.raises(ConfigError, match=message):
         front_end.expand_text(text, layouts)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("size", [(0, 9), (9, 0), (-3, 9), (9, -3), (9.5, 9), ("9", 9), (True, 9)])
+def test_an_image_has_pixels(size: Any) -> None:
+    width, height = size
+    for front_end in (IMAGE, NUMBERED, VIDEO):
+        with pytest.raises(
+            ConfigError, match=f"layout\\(width={width!r}, height={height!r}\\) is not the size of an image"
+        ):
+            front_end.layout(width, height)
+
+
+def test_a_family_may_compute_its_layout_from_that_of_its_base() -> None:
+    assert IMAGE.layout(height=28, width=np.int64(56)) == IMAGE.layout(56, 28)
+    assert inspect.signature(IMAGE.layout) == inspect.signature(FrontEnd.layout.__get__(IMAGE))
