@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
 from energon_dali import AudioFrontEnd, FrontEnd, VideoFrontEnd
 from energon_dali.decode.front_ends.processor_family import ProcessorFamily
@@ -48,3 +50,19 @@ def test_an_image_has_pixels(size: Any) -> None:
 def test_a_family_may_compute_its_layout_from_that_of_its_base() -> None:
     assert IMAGE.layout(height=28, width=np.int64(56)) == IMAGE.layout(56, 28)
     assert inspect.signature(IMAGE.layout) == inspect.signature(FrontEnd.layout.__get__(IMAGE))
+
+
+def test_a_feature_extractor_of_audio_belongs_to_the_audio_front_end(tmp_path: Path) -> None:
+    extractor = WhisperFeatureExtractor()  # type: ignore[no-untyped-call]
+    extractor.save_pretrained(tmp_path)
+    flat = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
+    processor = Qwen2AudioProcessor.__new__(Qwen2AudioProcessor)
+    processor.feature_extractor = extractor
+    for given in (extractor, tmp_path, extractor.to_dict(), flat, {"feature_extractor": flat}, processor):
+        for kind in (FrontEnd, VideoFrontEnd):
+            with pytest.raises(
+                ConfigError, match=r"for WhisperFeatureExtractor, .* give it to AudioFrontEnd\.from_proc"
+            ):
+                kind.from_processor(given)
+    with pytest.raises(ConfigError, match="no front end for OwnImageProcessor"):
+        FrontEnd.from_processor({**flat, "image_processor_type": "OwnImageProcessor"})
