@@ -77,6 +77,8 @@ class FrontEnd(ProcessorFamily):
 
     torchvision_only: ClassVar[frozenset[str]] = frozenset()
     """Those of `processors` that transformers has with the torchvision backend alone: a folder's values follow it."""
+    token_ids: ClassVar[tuple[str, ...]] = ("image_token_id", "placeholder_id")
+    """Fields that are ids of tokens."""
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Keys of `collate` that the model's forward takes."""
     channels_last: ClassVar[bool] = False
@@ -105,6 +107,13 @@ class FrontEnd(ProcessorFamily):
             if value not in allowed:
                 raise ConfigError(
                     f"{type(self).__name__}({name}={value!r}) is unknown. Give one of {', '.join(allowed)}."
+                )
+        for name in self.token_ids:
+            number = getattr(self, name)
+            if number is not None and not is_integer(number):
+                raise ConfigError(
+                    f"{type(self).__name__}({name}={number!r}) is invalid: it must be the id of a token, a whole "
+                    "number, which tokenizer.convert_tokens_to_ids(...) returns, or None."
                 )
         largest = self.values.largest()
         if not largest <= _LARGEST_VALUES[self.dtype]:

@@ -48,6 +48,7 @@ class VideoFrontEnd(FrontEnd):
     fps: float | None = None
     """Frames per second to take, within limits of the family; None, without `num_frames`, takes all frames."""
 
+    token_ids: ClassVar[tuple[str, ...]] = (*FrontEnd.token_ids, "video_token_id")
     word_digits: ClassVar[int] = 1
     """Most digits of a token of the family's tokenizer."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
-from energon_dali import AudioFrontEnd, FrontEnd, VideoFrontEnd
+from energon_dali import AudioFrontEnd, FrontEnd, MultimodalRope, VideoFrontEnd
 from energon_dali.decode.front_ends.processor_family import ProcessorFamily
 from energon_dali.errors import ConfigError
 
@@ -66,3 +66,18 @@ def test_a_feature_extractor_of_audio_belongs_to_the_audio_front_end(tmp_path: P
                 kind.from_processor(given)
     with pytest.raises(ConfigError, match="no front end for OwnImageProcessor"):
         FrontEnd.from_processor({**flat, "image_processor_type": "OwnImageProcessor"})
+
+
+@pytest.mark.parametrize("name", ["image_token_id", "placeholder_id", "video_token_id"])
+@pytest.mark.parametrize("value", ["<image>", 7.0, True])
+def test_the_id_of_a_token_is_a_whole_number(name: str, value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=f"Qwen2VLVideo\\({name}={value!r}\\) is invalid: it must be the id of a token"
+    ):
+        VIDEO.with_fields(**{name: value})
+    assert getattr(VIDEO.with_fields(**{name: np.int64(7)}), name) == 7
+
+
+def test_the_markers_of_videos_are_whole_numbers() -> None:
+    with pytest.raises(ConfigError, match="video_end_id='x' is invalid: it must be the id of a token"):
+        MultimodalRope(image_token_id=1, video_token_id=2, video_start_id=3, video_end_id="x")  # type: ignore[arg-type]
