@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.samples.delivery import Place
+from energon_dali.samples.delivery import Delivery, Place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -126,6 +126,24 @@ class ShareGroup:
         if self.followers:
             does += f" and gives to ranks {[one.rank for one in self.followers]}"
         return f"<ShareGroup of ranks {[one.rank for one in self.members]}: rank {self.own.rank} {does}>"
+
+
+def check_sharing(share_group: object, delivery: object) -> None:
+    """Checks the options of WorkerConfig that say with whom a rank shares its batches, and what it gets of them.
+
+    Raises:
+        ConfigError: One of them is neither None nor what `WorkerConfig.from_mesh` makes.
+    """
+    kinds: tuple[tuple[str, object, type], ...] = (
+        ("share_group", share_group, ShareGroup),
+        ("delivery", delivery, Delivery),
+    )
+    for name, value, kind in kinds:
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(
+                f"{name}={value!r} is invalid: it must be a {kind.__name__}, or None. WorkerConfig.from_mesh(...) and "
+                "WorkerConfig.from_groups(...) make a configuration that has one."
+            )
 
 
 def meet(groups: Sequence[ProcessGroup], *, across_nodes: bool = False) -> ShareGroup | None:

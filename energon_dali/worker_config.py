@@ -18,7 +18,7 @@ from energon_dali.plan.layout import Layout as Layout
 from energon_dali.plan.layout import divisors
 from energon_dali.plan.rng import mix
 from energon_dali.samples.delivery import Delivery, Role
-from energon_dali.share_group import Axes, axes_of_groups, axes_of_mesh, groups_of_megatron, meet
+from energon_dali.share_group import Axes, axes_of_groups, axes_of_mesh, check_sharing, groups_of_megatron, meet
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -157,6 +157,7 @@ class WorkerConfig(metaclass=_ActiveConfig):
                     f"{name}={getattr(self, name)!r} is not a function: give one that takes an exception, a sample and "
                     "a list of sources, such as energon_dali.log_exception."
                 )
+        check_sharing(self.share_group, self.delivery)
         if self.worker_debug_path is not None:
             self.worker_debug_path = _checked_path(
                 "worker_debug_path", self.worker_debug_path, worker_id=self.rank, pid=os.getpid()

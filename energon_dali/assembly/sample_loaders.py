@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from energon_dali.datasets.load_sample import SampleLoader, part_seed
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.decode.interface import Placement
 from energon_dali.decode.media_decoder import part_context
-from energon_dali.errors import DatasetFormatError, SkipSample
+from energon_dali.errors import ConfigError, DatasetFormatError, SkipSample
 from energon_dali.metadataset.join.joined_reader import JoinedRaw
 from energon_dali.samples.base import BASE_FIELDS, CrudeSample, Key, Sample, SourceInfo, set_restore_key
 from energon_dali.samples.kinds import sample_kind
@@ -196,6 +197,12 @@ class JoinedSampleLoader(SampleLoader):
         return set_restore_key(joined, restore_key) if restore_key else joined
 
 
+_NO_SAMPLES = (
+    f"cannot make samples: it does not take {', '.join(BASE_FIELDS)} as arguments. Give a class that derives from "
+    "energon_dali.Sample, such as CaptioningSample, or CrudeSample, which keeps all parts as a dict."
+)
+
+
 @dataclass(frozen=True)
 class SampleRecipe:
     """How the samples of one dataset are made of their parts."""
@@ -229,9 +236,12 @@ def read_recipe(
         field_map: Overrides the field map (or sample loader) of dataset.yaml.
 
     Raises:
+        ConfigError: `sample_type` cannot be the class of samples.
         DatasetFormatError: dataset.yaml is missing or malformed.
         UntrustedCodeError: It names or contains code that the user did not allow.
     """
+    if sample_type is not None and not _takes_base_fields(sample_type):
+        raise ConfigError(f"sample_type={sample_type!r} {_NO_SAMPLES}")
     if sample_type is not None and field_map is not None:
         check_fields(sample_type, field_map, "field_map=")
         return SampleRecipe(sample_type, field_map)
@@ -307,4 +317,23 @@ def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[A
             f"dataset.yaml of {folder.path} names the sample type {kind.get('__module__')}.{name}, which cannot be "
             f"imported ({error}). Install or correct it, or pass sample_type=."
         ) from error
+    if not _takes_base_fields(found):
+        raise DatasetFormatError(
+            f"dataset.yaml of {folder.path} names the sample type {kind['__module__']}.{name}, which {_NO_SAMPLES}"
+        )
     return found  # type: ignore[no-any-return]
+
+
+def _takes_base_fields(kind: Any) -> bool:
+    """Returns whether a class can be called with the fields that every sample has, as keywords."""
+    base = dict.fromkeys(BASE_FIELDS)
+    try:
+        inspect.signature(kind).bind_partial(**base)
+    except TypeError:
+        return False
+    except ValueError:  # a class in C without a signature, such as int or dict
+        try:
+            kind(**base)
+        except TypeError:
+            return False
+    return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from energon_dali.cache.store_index import StoreIndex
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, plan_obstacles, walk
 from energon_dali.datasets.grouping.batch import GroupingDataset
 from energon_dali.datasets.row_sources import Source
@@ -228,6 +229,7 @@ def _audio_tokens(spec: AudioSpec | None, files: Sequence[AVMetadata]) -> list[i
     return tokens
 
 
+@explain_call
 def plan_steps(
     dataset: SavableDataset[Any],
     steps: range,
@@ -265,6 +267,11 @@ def plan_steps(
         LayoutError: The state lacks a rank.
         DatasetError: The dataset has no samples.
     """
+    if not isinstance(dataset, SavableDataset):
+        raise ConfigError(
+            f"dataset={dataset!r} is not a dataset of energon_dali: give what get_train_dataset or get_val_dataset "
+            "returned."
+        )
     config = dataset.worker_config
     if not isinstance(steps, range) or steps.step != 1 or steps.start < 0 or not steps:
         raise ConfigError(f"steps={steps!r} is invalid: give a range of steps from 0 on, such as range(1000, 1010).")

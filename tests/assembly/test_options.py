@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from energon_dali import (
     Cooker,
@@ -33,6 +37,13 @@ class Bytes(TaskEncoder[Any, Any, Any, Any]):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = {f"k{number}": {"txt": b"text", "json": b"{}"} for number in range(12)}
     return prepare(write_shards(tmp_path_factory.mktemp("arguments"), samples), {"text": "txt"}, "TextSample")
+
+
+@dataclass
+class Plain:
+    """Not a sample: it has no key."""
+
+    text: str
 
 
 class Packing(Bytes):
@@ -98,6 +109,8 @@ def test_sizes_are_whole_numbers_in_their_range(
         ({"task_encoder": object()}, "is not an instance of energon_dali.TaskEncoder"),
         ({"worker_config": 4}, "worker_config=4 is not a WorkerConfig"),
         ({"sample_type": "TextSample"}, "sample_type='TextSample' is invalid: give a class"),
+        ({"sample_type": int}, r"sample_type=<class 'int'> cannot make samples: it does not take __key__.*CrudeSample"),
+        ({"sample_type": Plain, "field_map": {"text": "txt"}}, "sample_type=.*Plain'> cannot make samples"),
         ({"field_map": "txt"}, "field_map='txt' is invalid: give a dict"),
         ({"subflavors": 3}, "subflavors=3 is invalid: give a dict"),
         ({"part_filter": 3}, "part_filter=3 is invalid: give a function"),
@@ -108,6 +121,31 @@ def test_other_arguments_say_what_they_want(options: dict[str, Any], message: st
     for make in (train, val):
         with pytest.raises(ConfigError, match=message):
             make(folder, **options)
+
+
+def test_any_class_that_takes_the_fields_makes_samples(folder: Path) -> None:
+    for kind in (dict, SimpleNamespace):
+        loaded = next(iter(train(folder, sample_type=kind, task_encoder=Packing(), batch_size=None)))
+        assert isinstance(loaded, kind)
+
+
+def test_the_sample_type_of_dataset_yaml_makes_samples(tmp_path: Path) -> None:
+    folder = prepare(
+        write_shards(tmp_path, {f"k{number}": {"txt": b"text"} for number in range(3)}), {"text": "txt"}, "TextSample"
+    )
+    document = folder / ".nv-meta" / "dataset.yaml"
+    named = {"__module__": "builtins", "__class__": "int"}
+    document.write_text(json.dumps({**yaml.safe_load(document.read_text()), "sample_type": named}))
+    with pytest.raises(DatasetFormatError, match=r"names the sample type builtins\.int, which cannot make samples"):
+        train(folder, allow_imports=True)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("share_group", "ShareGroup"), ("delivery", "Delivery")])
+def test_what_ranks_share_is_made_by_from_mesh(name: str, kind: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{name}=1 is invalid: it must be a {kind}, or None\. WorkerConfig\.from_mesh"
+    ):
+        config(**{name: 1})
 
 
 def test_one_encoder_packs_only_with_a_packing_buffer(folder: Path) -> None:

@@ -12,7 +12,12 @@ from typing_extensions import Self
 
 from energon_dali.calls import check_number
 from energon_dali.decode.audio_front_ends.audio_layout import AudioLayout
-from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
+from energon_dali.decode.front_ends.processor_family import (
+    ProcessorFamily,
+    check_text,
+    checked_layouts,
+    expand_placeholders,
+)
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -204,14 +209,14 @@ class AudioFrontEnd(ProcessorFamily):
             layouts: Of the recordings (`handle.layout`, or `AudioInput.layout`), in the order of the text.
 
         Raises:
-            ConfigError: The text has more or fewer audio tokens than there are recordings, or the model has no audio in
-                its text.
+            ConfigError: The text has more or fewer audio tokens than there are recordings, the model has no audio in
+                its text, or an argument is of another type.
         """
         if not self.in_text:
             raise ConfigError(f"The text of {type(self).__name__} has no audio in it, so there is nothing to expand.")
-        return expand_placeholders(
-            text, self.audio_token, [self.audio_text(layout) for layout in layouts], "audio parts"
-        )
+        check_text(text)
+        texts = [self.audio_text(layout) for layout in checked_layouts(layouts, AudioLayout)]
+        return expand_placeholders(text, self.audio_token, texts, "audio parts")
 
     # --- features --------------------------------------------------------------------------------------------------
 

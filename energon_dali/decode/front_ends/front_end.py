@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import Self
 
+from energon_dali.calls import CallableT
 from energon_dali.decode.front_ends.annotations import place_boxes, place_map
 from energon_dali.decode.front_ends.cutting import clear_outside, cut_all_tiles, placed
 from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
-from energon_dali.decode.front_ends.processor_family import ProcessorFamily, expand_placeholders
+from energon_dali.decode.front_ends.processor_config import is_integer
+from energon_dali.decode.front_ends.processor_family import (
+    ProcessorFamily,
+    check_text,
+    checked_layouts,
+    expand_placeholders,
+)
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
 from energon_dali.decode.front_ends.value_memory import empty_values
 from energon_dali.errors import ConfigError
@@ -69,6 +77,8 @@ class FrontEnd(ProcessorFamily):
 
     torchvision_only: ClassVar[frozenset[str]] = frozenset()
     """Those of `processors` that transformers has with the torchvision backend alone: a folder's values follow it."""
+    token_ids: ClassVar[tuple[str, ...]] = ("image_token_id", "placeholder_id")
+    """Fields that are ids of tokens."""
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Keys of `collate` that the model's forward takes."""
     channels_last: ClassVar[bool] = False
@@ -83,6 +93,11 @@ class FrontEnd(ProcessorFamily):
     fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
     """Bytes around a view on its canvas; None: zeros after normalisation."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "layout" in cls.__dict__:
+            cls.layout = _of_pixels(cls.layout)  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("filter", self.filter, tuple(PIL_FILTERS)),
@@ -92,6 +107,13 @@ class FrontEnd(ProcessorFamily):
             if value not in allowed:
                 raise ConfigError(
                     f"{type(self).__name__}({name}={value!r}) is unknown. Give one of {', '.join(allowed)}."
+                )
+        for name in self.token_ids:
+            number = getattr(self, name)
+            if number is not None and not is_integer(number):
+                raise ConfigError(
+                    f"{type(self).__name__}({name}={number!r}) is invalid: it must be the id of a token, a whole "
+                    "number, which tokenizer.convert_tokens_to_ids(...) returns, or None."
                 )
         largest = self.values.largest()
         if not largest <= _LARGEST_VALUES[self.dtype]:
@@ -132,6 +154,7 @@ class FrontEnd(ProcessorFamily):
             height: Likewise.
 
         Raises:
+            ConfigError: A side is not a whole number of at least 1.
             DecodeError: The processor refuses images of this size.
         """
 
@@ -243,11 +266,13 @@ class FrontEnd(ProcessorFamily):
             layouts: Of the images (`handle.layout`, or `VisionInput.layout`), in the order of the text.
 
         Raises:
-            ConfigError: The text has more or fewer image tokens than there are images.
+            ConfigError: The text has more or fewer image tokens than there are images, or an argument is of another
+                type.
         """
-        return self._expanded(text, self.image_token, layouts, "images")
+        return self._expanded(text, self.image_token, checked_layouts(layouts, ImageLayout), "images")
 
-    def _expanded(self, text: str, token: str, layouts: Iterable[ImageLayout], noun: str) -> str:
+    def _expanded(self, text: str, token: str, layouts: Sequence[ImageLayout], noun: str) -> str:
+        check_text(text)
         return expand_placeholders(text, token, [self.image_text(layout) for layout in layouts], noun)
 
     def fold_normalization(self, patch_embedding: torch.nn.Module) -> None:
@@ -395,6 +420,22 @@ class FrontEnd(ProcessorFamily):
             made.append(resized if fills else Pixels(tensor=canvas))
             if view.emitted:
                 yield view, canvas
+
+
+def _of_pixels(layout: CallableT) -> CallableT:
+    """Returns a family's `layout`, which refuses an image without pixels before it computes anything."""
+
+    @functools.wraps(layout)
+    def checked(self: FrontEnd, width: int, height: int, *args: Any, **kwargs: Any) -> ImageLayout:
+        if not (is_integer(width) and is_integer(height) and width > 0 and height > 0):
+            raise ConfigError(
+                f"layout(width={width!r}, height={height!r}) is not the size of an image: both must be whole numbers "
+                "of at least 1."
+            )
+        made: ImageLayout = layout(self, width, height, *args, **kwargs)
+        return made
+
+    return checked  # type: ignore[return-value]
 
 
 @dataclass(eq=False)

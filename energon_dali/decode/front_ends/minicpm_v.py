@@ -16,6 +16,7 @@ from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.internvl import MOST_TILES
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
+from energon_dali.decode.front_ends.processor_family import check_text
 from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
 from energon_dali.decode.front_ends.resampling import Pixels
 
@@ -129,6 +130,7 @@ class MiniCpmV(FrontEnd):
         Raises:
             ConfigError: The text has more or fewer image tokens than there are images.
         """
+        check_text(text)
         if self.numbers_images:
             first, *others = text.split(self.image_token)
             start, end = self.image_id_start_token, self.image_id_end_token

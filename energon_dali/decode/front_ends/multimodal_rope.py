@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from energon_dali.calls import explain_call
 from energon_dali.decode.front_ends.omni_positions import AUDIO, OmniClock
-from energon_dali.decode.front_ends.processor_config import read_json_object
+from energon_dali.decode.front_ends.processor_config import is_integer, read_json_object
 from energon_dali.errors import ConfigError
 
 Int64s = NDArray[np.int64]
@@ -61,9 +61,10 @@ class MultimodalRope:
     """How a model that takes audio counts time (Qwen-Omni); None for others."""
 
     def __post_init__(self) -> None:
-        for name in ("image_token_id", "video_token_id"):
+        for name in ("image_token_id", "video_token_id", "video_start_id", "video_end_id"):
             value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            may_be_none = name in ("video_start_id", "video_end_id")
+            if not is_integer(value) and not (may_be_none and value is None):
                 raise ConfigError(
                     f"{name}={value!r} is invalid: it must be the id of a token, a whole number. The config.json of "
                     "the whole model has it."

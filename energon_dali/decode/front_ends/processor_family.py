@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
@@ -15,6 +15,8 @@ from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class ProcessorFamily(ABC):
@@ -71,6 +73,36 @@ class ProcessorFamily(ABC):
 
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
+
+
+def check_text(text: object) -> None:
+    """Refuses anything but a str as the text of `expand_text`.
+
+    Raises:
+        ConfigError: It is something else, such as the ids of tokens.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"text={text!r} is invalid: give a str, in which the placeholders are not expanded yet.")
+
+
+def checked_layouts(layouts: Iterable[T], kind: type[T]) -> list[T]:
+    """Returns the layouts that `expand_text` was given, as a list.
+
+    Args:
+        layouts: Of the media of a text.
+        kind: Class of each.
+
+    Raises:
+        ConfigError: They are no list of layouts.
+    """
+    given: object = layouts
+    found = list(layouts) if isinstance(given, Iterable) else None
+    if found is None or not all(isinstance(one, kind) for one in found):
+        raise ConfigError(
+            f"layouts={given if found is None else found!r} is invalid: give a list with the {kind.__name__} of each "
+            "placeholder, such as [handle.layout for handle in handles]."
+        )
+    return found
 
 
 def expand_placeholders(text: str, token: str, replacements: Sequence[str], noun: str) -> str:

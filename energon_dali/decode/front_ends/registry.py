@@ -93,6 +93,8 @@ _INSIDE: dict[Medium, tuple[str, ...]] = {
     "video": ("video_processor",),
 }
 """Names of the image, video or audio processor inside a processor."""
+_VISUAL = (*_INSIDE["image"], *_INSIDE["video"], "image_processor_type", "video_processor_type")
+"""What processors of images or videos have at least one of."""
 _NOUNS: dict[Medium, str] = {"audio": "feature extractor"}
 _ADVICE = "Give the file of save_pretrained."
 
@@ -215,6 +217,12 @@ def make_front_end(
             dtype=dtype or front_end.own_dtype(), resampling=resampling or config.arithmetic, **fields
         )
     known = ", ".join(sorted({name for family in families for name in family.processors}))
+    extractor = _extractor_alone(processor)
+    if extractor:
+        raise ConfigError(
+            f"There is no front end of images or videos for {extractor}, a feature extractor. If it is one of audio, "
+            f"give it to AudioFrontEnd.from_processor. Covered are {known}."
+        )
     if not config.type_name:
         raise ConfigError(
             "There is no front end for a processor that does not name its type: its file has neither "
@@ -227,6 +235,17 @@ def make_front_end(
         "Run this processor in encode_sample on what the decoder gives, or add a front end of your own: "
         "register_front_end (docs/vlm.md)."
     )
+
+
+def _extractor_alone(processor: object) -> str:
+    """Returns the class of the feature extractor of a processor without images and videos; "" for other processors."""
+    try:
+        config = read_processor(processor, "audio")
+    except ConfigError:
+        return ""
+    if any(getattr(processor, name, None) or config.outer.get(name) or config.take(name) for name in _VISUAL):
+        return ""
+    return config.type_name if config.type_name.endswith(("FeatureExtractor", "AudioProcessor")) else ""
 
 
 def choose_family(families: Sequence[type[Family]], config: ProcessorConfig) -> type[Family] | None:

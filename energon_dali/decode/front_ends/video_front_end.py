@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from energon_dali.decode.front_ends.front_end import FrontEnd, VisionInput
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
 from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+from energon_dali.decode.front_ends.processor_family import checked_layouts
 from energon_dali.decode.front_ends.resampling import Pixels, Resampling
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -47,6 +48,7 @@ class VideoFrontEnd(FrontEnd):
     fps: float | None = None
     """Frames per second to take, within limits of the family; None, without `num_frames`, takes all frames."""
 
+    token_ids: ClassVar[tuple[str, ...]] = (*FrontEnd.token_ids, "video_token_id")
     word_digits: ClassVar[int] = 1
     """Most digits of a token of the family's tokenizer."""
 
@@ -128,6 +130,7 @@ class VideoFrontEnd(FrontEnd):
             fps: Frames per second of the video, on average.
 
         Raises:
+            ConfigError: A side is not a whole number of at least 1.
             DecodeError: The processor refuses such videos.
         """
         if frames < 1 or not fps > 0:
@@ -192,9 +195,10 @@ class VideoFrontEnd(FrontEnd):
             layouts: Of the videos (`handle.layout`, or `VideoInput.layout`), in the order of the text.
 
         Raises:
-            ConfigError: The text has more or fewer video tokens than there are videos.
+            ConfigError: The text has more or fewer video tokens than there are videos, or an argument is of another
+                type.
         """
-        return self._expanded(text, self.video_token, layouts, "videos")
+        return self._expanded(text, self.video_token, checked_layouts(layouts, VideoLayout), "videos")
 
 
 def frames_at_once(frames: torch.Tensor, layout: VideoLayout, multiple: int = 1) -> int:
