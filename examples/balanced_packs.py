@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 examples/balanced_packs.py data --checkpoint step.pt --steps 4
     torchrun --nproc-per-node 2 examples/balanced_packs.py data --checkpoint step.pt --steps 8
 
-Every step has the same packs, and so the same loss, on 1, 2, 4 or 8 processes. It is printed with what each rank has to
-compute, relative to the mean, as planned. With --checkpoint the program continues at the step of that file.
+Every step has the same packs, and so the same loss, on 1, 2, 4 or 8 processes. The program prints the loss, and the
+planned cost of each rank, relative to the mean. With --checkpoint, it continues at the step of that file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Batch:
 
 @ed.stateless
 def cook_document(sample: ed.CrudeSample) -> ed.TextSample:
-    """Makes a sample of a line of documents.jsonl."""
+    """Makes a sample from a line of documents.jsonl."""
     return ed.TextSample(**ed.basic_sample_keys(sample), text=sample["json"]["text"])
 
 
@@ -84,12 +84,12 @@ class Encoder(ed.TaskEncoder[Any, Example, dict[str, Any], Batch]):
 
     @ed.stateless
     def postencode_sample(self, sample: Example) -> Example:
-        """Returns the sample; its image is decoded here."""
+        """Returns the sample, whose image has been decoded."""
         return sample
 
     @ed.stateless
     def pack_selected_samples(self, samples: list[Example]) -> dict[str, Any]:
-        """Returns one row of the samples that the plan has put together."""
+        """Returns one row: the samples that the plan puts into one pack."""
         pack = ed.pack_sequences(samples, row_length=MAX_LENGTH)
         lengths = pack.cu_seqlens.diff()
         segments = torch.arange(len(lengths)).repeat_interleave(lengths)[None]
@@ -106,11 +106,11 @@ class Encoder(ed.TaskEncoder[Any, Example, dict[str, Any], Batch]):
 
 
 class Layer(nn.Module):
-    """A layer of a transformer, whose tokens attend to those of their own segment.
+    """A layer of a transformer, whose tokens attend only to their own segment.
 
     Args:
         size: Width.
-        causal: Whether they attend to what is before them alone.
+        causal: Whether they attend only to the tokens before them.
     """
 
     def __init__(self, size: int, *, causal: bool) -> None:
@@ -123,7 +123,7 @@ class Layer(nn.Module):
         self.norm = nn.LayerNorm(size)
 
     def forward(self, x: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
-        """Returns float64[n, T, size] of float64[n, T, size] and int64[n, T]."""
+        """Returns float64[n, T, size] for tokens float64[n, T, size] and segments int64[n, T]."""
         mask = segments[:, :, None] == segments[:, None]
         queries, keys, values = self.to_attention(self.norm(x)).chunk(3, dim=-1)
         mask = mask.tril() if self.causal else mask
@@ -132,7 +132,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """A vision encoder and a language model of one layer each."""
+    """A vision encoder and a language model, of one layer each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def train(options: argparse.Namespace) -> None:
         batch_size=2,  # packs of a micro-batch
         packs=PACKS,
         balance=ed.Balance(COST, per="step"),
-        blend_by="tokens",  # half of the tokens are of captions, with their images
+        blend_by="tokens",  # half of the tokens belong to captions, with their images
         shuffle_buffer_size=1000,
         max_samples_per_sequence=None,
         task_encoder=Encoder(),

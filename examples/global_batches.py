@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/global_batches.py data/captions
     torchrun --nproc-per-node 4 examples/global_batches.py data/captions --checkpoint step.json
 
-With --checkpoint the program continues at the step of that file, on however many processes, and saves after each step.
+With --checkpoint, the program saves after each step. It continues at the step of that file, on any number of processes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python examples/ray_train.py --workers 2 --storage runs --name igpt \
         +task=vision/igpt +dataset=vision/igpt/cifar trainer.max_epochs=4
 
-The same command again, with more epochs, continues from the last checkpoint, and so does Ray when a worker fails. Each
-epoch ends with a checkpoint, which contains where all ranks were in the data. A configuration that cannot work ends the
-run at once. Several machines need a --storage that all of them reach.
+Run it again with more epochs, and it continues from the last checkpoint; so does Ray when a worker fails. Each epoch
+ends with a checkpoint, which contains the positions of all ranks in the data. A configuration that cannot work ends the
+run at once. Several machines need a --storage that all of them can reach.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class RayInstantiator(HydraInstantiator):
 
 
 def train_on_worker(told: dict[str, Any]) -> None:
-    """The whole run of one worker.
+    """Trains on one worker, from start to end.
 
-    What is wrong with the configuration is wrong on every worker and at every attempt: it is written to a file for the
-    driver in place of an error, after which Ray would start all workers again.
+    An error in the configuration would occur on every worker and at every attempt, and Ray would start all workers
+    again. So it is written to a file for the driver instead of being raised.
 
     Args:
         told: `config`, the composed config; `folder`, which relative paths in it start from; and `error_file`.
@@ -71,8 +71,8 @@ def train_on_ray(cfg: Any, *, workers: int, storage: Path, name: str, use_gpu: b
     Args:
         cfg: What `compose` returned.
         workers: Ranks; each has a GPU or a CPU.
-        storage: Folder of checkpoints, which all workers reach.
-        name: The run's own folder in it.
+        storage: Folder of checkpoints, which all workers can reach.
+        name: The folder of this run in it.
         use_gpu: Whether each rank has a GPU.
 
     Raises:

@@ -38,7 +38,7 @@ class Brightness(ed.DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 def main() -> None:
-    """Trains for some steps; each rank prints what its loader does, and rank 0 the losses."""
+    """Trains for some steps. Each rank prints the class of its loader, and rank 0 the losses."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", help="a prepared dataset of images")
     parser.add_argument("--tensor-parallel", type=int, default=1)

@@ -26,6 +26,9 @@ PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
 PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`")
 CODE_PAGES = (
     "architecture.md",
+    "modules.md",
+    "plan.md",
+    "processes.md",
     "benchmarks.md",
     "benchmarks-log.md",
     "av-decoder.md",

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 8 examples/eight_gpus/train.py data/captions
     torchrun --standalone --nproc-per-node 2 examples/eight_gpus/train.py data/captions --device cpu
 
-compose.yaml and train.slurm, next to this file, start the same in a container and under Slurm.
+compose.yaml and train.slurm, next to this file, start it in a container and under Slurm.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
         torch.cuda.set_device(device)  # before anything else touches CUDA
     dist.init_process_group("nccl" if options.device == "gpu" else "gloo")
 
-    # CUDA graphs and DALI's own tensors do not go together: docs/cuda-graphs.md.
+    # A tensor of DALI that is freed during the capture of a CUDA graph breaks it: docs/cuda-graphs.md.
     apart = options.decode_process or options.compile == "reduce-overhead"
     dataset = ed.get_train_dataset(
         options.data,
@@ -89,7 +89,7 @@ def main() -> None:
     model = make_model().to(device)
     wrapped: nn.Module = model
     if options.strategy == "fsdp":
-        fully_shard(model)  # it refuses weights in channels_last; batches may be
+        fully_shard(model)  # it refuses weights in channels_last; batches may have that layout
     else:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         wrapped = nn.parallel.DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [local_rank])

@@ -1,6 +1,6 @@
-"""Conversations as a multimodal model takes them, packed or not: what the recipes in this folder share.
+"""Conversations as a multimodal model takes them, packed or not. The recipes in this folder share this module.
 
-Two kinds of datasets will do: images with captions, such as `energon-dali demo-data` writes, and crude samples with a
+It takes two kinds of datasets: images with captions, such as `energon-dali demo-data` writes, and crude samples with a
 conversation in JSON next to its images, videos and audio, such as small_data.py writes. The model's folder says which
 media the model takes.
 """
@@ -59,18 +59,18 @@ class EncodedConversation(Sample):
     """The tokens of a conversation, and its media."""
 
     media: dict[str, list[Any]]
-    """As above."""
+    """As in Conversation."""
     input_ids: list[int]
-    """All tokens, with a placeholder for each feature of a medium."""
+    """All tokens, with a placeholder for each feature of an image, video or audio."""
     labels: list[int]
     """The tokens of the assistant; -100 for the others."""
     position_ids: Any
-    """Positions in time, height and width, [3, tokens]; None if the model counts tokens."""
+    """Positions in time, height and width, [3, tokens]; None if the model has no multimodal positions."""
 
 
 @stateless
 def cook_conversation(sample: dict[str, Any]) -> Conversation:
-    """Returns a crude sample with its media in the order of the conversation, whose blocks name parts of the sample."""
+    """Makes a conversation from a crude sample, with the parts that its blocks name as media, in order."""
     messages = sample["json"]["messages"]
     blocks = [block for message in messages if isinstance(message["content"], list) for block in message["content"]]
     media = {kind: [sample[block["part"]] for block in blocks if block["type"] == kind] for kind in KINDS}
@@ -78,7 +78,7 @@ def cook_conversation(sample: dict[str, Any]) -> Conversation:
 
 
 class ConversationEncoder(TaskEncoder[Any, EncodedConversation, Any, dict[str, Any]]):
-    """Tokenises, counts and packs before decoding; makes the arguments of the model's forward.
+    """Tokenises, counts and packs before decoding, and makes the arguments of the model's `forward`.
 
     Args:
         model: Folder of the model: its tokenizer and the configurations of its processors are read.
@@ -120,11 +120,11 @@ class ConversationEncoder(TaskEncoder[Any, EncodedConversation, Any, dict[str, A
 
     @stateless
     def postencode_sample(self, sample: EncodedConversation) -> EncodedConversation:
-        """Returns the sample; its media are decoded here. Only what was chosen for a pack comes here."""
+        """Returns the sample, whose media have been decoded. Only samples that were chosen for a pack get here."""
         return sample
 
     def select_samples_to_pack(self, samples: list[EncodedConversation]) -> Any:
-        """Returns which samples share a row, by the tokens of text and media (`SequencePacker` counts both)."""
+        """Chooses the samples that share a row, by the tokens of text and media (`SequencePacker` counts both)."""
         return self.packer(samples)
 
     @stateless
@@ -140,7 +140,7 @@ class ConversationEncoder(TaskEncoder[Any, EncodedConversation, Any, dict[str, A
 
     @stateless
     def batch(self, samples: list[Any]) -> dict[str, Any]:
-        """Returns a pack as it is, or samples in rows that are padded to the longest."""
+        """Returns a pack as it is, or samples as rows padded to the longest."""
         if isinstance(samples[0], dict):
             if len(samples) > 1:
                 raise ValueError("A batch is one pack: choose row_length, not batch_size.")
@@ -156,7 +156,7 @@ class ConversationEncoder(TaskEncoder[Any, EncodedConversation, Any, dict[str, A
             for name, value in padding.items()
         }
         media = self.batch_media(samples)
-        if self.rope is not None:  # from these the model computes the multimodal positions
+        if self.rope is not None:  # the model computes multimodal positions from these
             if self.rope.clock is None:
                 batch["mm_token_type_ids"] = self.rope.token_types(batch["input_ids"])
             elif "second_per_grid_ts" in media:
@@ -197,7 +197,7 @@ def make_dataset(options: argparse.Namespace, config: WorkerConfig | None = None
 
     Args:
         options: From `read_options`.
-        config: The rank's; by default that of torch.distributed. Four streams: 1, 2 or 4 ranks x workers.
+        config: That of the rank; by default torch.distributed's, with four streams: 1, 2 or 4 ranks x workers.
     """
     return get_train_dataset(
         options.data,

@@ -1,4 +1,4 @@
-"""Writes a small dataset of conversations with images, videos or audio, on which the recipes learn something.
+"""Writes a small dataset of conversations with images, videos or audio, from which the recipes learn something.
 
     python examples/vlm/small_data.py omni data/omni
 
@@ -41,7 +41,7 @@ def make_image(draw: random.Random, colour: str) -> bytes:
 
 
 def make_video(draw: random.Random, change: str) -> bytes:
-    """Returns an MP4 that becomes brighter or darker."""
+    """Returns an MP4 that gets brighter or darker."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=Fraction(FRAMES_PER_SECOND))
@@ -55,7 +55,7 @@ def make_video(draw: random.Random, change: str) -> bytes:
 
 
 def make_audio(draw: random.Random, tone: str) -> bytes:
-    """Returns a WAV of up to a second of one tone."""
+    """Returns a WAV of one tone, up to a second long."""
     file = io.BytesIO()
     count = draw.randint(RATE // 3, RATE)
     values = [int(9000 * math.sin(2 * math.pi * TONES[tone] * number / RATE)) for number in range(count)]
@@ -73,7 +73,7 @@ def text(words: str) -> dict[str, str]:
 
 
 def turns(*pairs: tuple[list[dict[str, str]], str]) -> list[dict[str, Any]]:
-    """Returns messages of questions and answers."""
+    """Returns the messages of questions and their answers."""
     roles = ("user", "assistant")
     return [{"role": role, "content": said} for pair in pairs for role, said in zip(roles, pair, strict=True)]
 

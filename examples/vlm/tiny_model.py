@@ -3,8 +3,8 @@
     python examples/vlm/tiny_model.py qwen2_vl models/qwen2_vl
 
 The folder has the files that `from_pretrained` reads: config, weights, tokenizer with a chat template, and the
-configurations of the processors of images, videos and audio. The recipes in this folder train it on a laptop; they take
-the folder of a published model in its place.
+configurations of the processors of images, videos and audio. The recipes in this folder train it on a laptop. They
+take the folder of a published model just as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
     """Returns a tokenizer of bytes, which needs no training.
 
     Args:
-        special: Tokens that are never cut, besides padding and end.
+        special: Tokens that are never split, apart from padding and end.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({byte: number for number, byte in enumerate(alphabet)}, []))
@@ -65,7 +65,7 @@ def make_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """Returns what the configuration of a language model says about its tokenizer."""
+    """Returns the entries that a language model's configuration has about its tokenizer."""
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     return {"vocab_size": len(tokenizer), **ids}
 
@@ -107,7 +107,7 @@ def qwen2_5_vl(tokenizer: PreTrainedTokenizerFast) -> Sizes:
 
 
 def qwen2_audio(tokenizer: PreTrainedTokenizerFast) -> Sizes:
-    """Returns the configurations for recordings of up to `SECONDS`, 25 tokens for each."""
+    """Returns the configurations for recordings of up to `SECONDS`, with 25 tokens per second."""
     config = AutoConfig.for_model(
         "qwen2_audio",
         text_config={"model_type": "qwen2", **TEXT, **vocabulary(tokenizer)},
@@ -206,7 +206,7 @@ def llava_onevision(tokenizer: PreTrainedTokenizerFast) -> Sizes:
 
 
 def bounded(token: str, start: str, end: str) -> str:
-    """Returns what the template of a family writes for a medium."""
+    """Returns what the template of a family writes for an image, video or audio."""
     return f"<|{start}|><|{token}|><|{end}|>"
 
 
@@ -228,16 +228,16 @@ FAMILIES: dict[str, tuple[Callable[[PreTrainedTokenizerFast], Sizes], dict[str, 
         },
     ),
 }
-"""How to configure each family, and what its chat template writes for a medium of each kind."""
+"""How to configure each family, and what its chat template writes for each kind of media."""
 ALSO = {"internvl": ("<img>", "</img>")}
 """Special tokens of a family that its template does not write."""
 
 
 def chat_template(media: dict[str, str]) -> str:
-    """Returns a chat template that marks what the assistant says, its end included.
+    """Returns a chat template that marks what the assistant says, with its end token.
 
     Args:
-        media: What is written for a medium of each kind.
+        media: What it writes for each kind of media.
     """
     others = "".join(f"{{% elif block.type == '{kind}' %}}{text}" for kind, text in media.items())
     return (
@@ -254,7 +254,7 @@ def write_tiny_model(family: str, folder: Path, *, seed: int = 0) -> Path:
     Args:
         family: One of `FAMILIES`.
         folder: Made if it does not exist.
-        seed: Of the weights.
+        seed: Seed of the weights.
     """
     configure, media = FAMILIES[family]
     special = [*re.findall(r"<[^<>]+>", "".join(media.values())), *ALSO.get(family, ())]

@@ -1,8 +1,8 @@
 """Trains a multimodal model with Accelerate.
 
-    torchrun --nproc-per-node=2 examples/vlm/with_accelerate.py --model models/internvl --packed
+    torchrun --nproc-per-node=2 examples/vlm/with_accelerate.py --model models/internvl --data data/captions --packed
 
-The same command again continues after the last checkpoint.
+Run it again, and it continues after the last checkpoint.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     if accelerator.is_main_process:
         accelerator.unwrap_model(model).save_pretrained(options.out / "final")
         print(f"step {step} of {options.steps}: the model is in {options.out / 'final'}")
-    # Before the process group: DDP would be its last owner, and torch can deadlock when DDP destroys it.
+    # Free DDP before the process group ends. As its last owner, DDP would destroy it, and torch can deadlock then.
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
     return losses

@@ -1,8 +1,8 @@
 """Trains a multimodal model with Lightning.
 
-    torchrun --nproc-per-node=2 examples/vlm/with_lightning.py --model models/llava_onevision --packed
+    torchrun --nproc-per-node=2 examples/vlm/with_lightning.py --model models/qwen2_vl --data data/captions --packed
 
-The same command again continues after the last checkpoint.
+Run it again, and it continues after the last checkpoint.
 """
 
 from __future__ import annotations

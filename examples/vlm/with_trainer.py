@@ -1,8 +1,8 @@
 """Trains a multimodal model with transformers.Trainer.
 
-    torchrun --nproc-per-node=2 examples/vlm/with_trainer.py --model models/qwen2_vl --packed
+    torchrun --nproc-per-node=2 examples/vlm/with_trainer.py --model models/qwen2_vl --data data/captions --packed
 
-The same command again continues after the last checkpoint.
+Run it again, and it continues after the last checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     }
     last = get_last_checkpoint(options.out) if options.out.is_dir() else None
     trainer = ConversationTrainer(
-        # From the checkpoint: the Trainer does not find weights whose names a model converts (transformers 43701).
+        # Weights of the checkpoint: the Trainer misses those whose names a model converts (transformers issue 43701).
         model=AutoModelForMultimodalLM.from_pretrained(last or options.model),
         args=TrainingArguments(str(options.out), **training),
         train_dataset=make_dataset(options),

@@ -16,14 +16,14 @@ from tests.decode.audio_front_ends import speech_cases
 from tests.decode.audio_front_ends.family_cases import FAMILIES
 
 _MISSING = "no front end yet"
-_TORCHAUDIO = "computes features by torchaudio, which the tests do without"
+_TORCHAUDIO = "computes features with torchaudio, which the tests do not install"
 REASONS = {
     "FunAsrNanoFeatureExtractor": _TORCHAUDIO,
     "GraniteSpeech5FeatureExtractor": _TORCHAUDIO,
-    "MusicgenMelodyFeatureExtractor": "computes and resamples by torchaudio what Demucs separated",
+    "MusicgenMelodyFeatureExtractor": "computes features with torchaudio, of what Demucs separated",
     "NeuCodecFeatureExtractor": _TORCHAUDIO,
-    "PocketTTSFeatureExtractor": "cuts off silence at the end, so that lengths depend on the samples",
-    "Pop2PianoFeatureExtractor": "finds beats by essentia, so that lengths depend on the samples",
+    "PocketTTSFeatureExtractor": "cuts off silence at the end, so that lengths depend on the audio itself",
+    "Pop2PianoFeatureExtractor": "finds beats with essentia, so that lengths depend on the audio itself",
     "Xcodec2FeatureExtractor": _TORCHAUDIO,
 }
 """Why an extractor has no front end, where it is not that nobody has written one yet."""

@@ -36,14 +36,14 @@ REASONS = {
     "EfficientLoFTRImageProcessor": "takes pairs of images",
     "LightGlueImageProcessor": "takes pairs of images",
     "SuperGlueImageProcessor": "takes pairs of images",
-    "Sapiens2ImageProcessor": "cuts out the boxes of people, which it is given with the image",
+    "Sapiens2ImageProcessor": "cuts out boxes of people, which callers pass with the image",
     "SegGptImageProcessor": "takes prompts of images and masks with the image",
-    "TimmWrapperImageProcessor": "needs timm, whose own transforms it runs",
+    "TimmWrapperImageProcessor": "runs the transforms of timm, which it needs",
     "TvpImageProcessor": "takes videos as lists of images",
-    "Ernie4_5_VLMoeVideoProcessor": "draws times into the frames",
-    "VideoLlama3VideoProcessor": "drops tokens of frames that differ little, so that their number follows from pixels",
+    "Ernie4_5_VLMoeVideoProcessor": "draws timestamps into the frames",
+    "VideoLlama3VideoProcessor": "drops tokens of frames that differ little, so that their number depends on pixels",
     "VitMatteImageProcessor": "takes a trimap with the image, as a fourth channel",
-    "VitPoseImageProcessor": "cuts out the boxes of people, which it is given with the image",
+    "VitPoseImageProcessor": "cuts out boxes of people, which callers pass with the image",
 }
 """Why a class has no front end, where it is not that nobody has written one yet."""
 NAMED = (
@@ -71,13 +71,13 @@ NAMED = (
 """Widely used types, which must all be covered."""
 _HEAD = """# Model types of transformers
 
-Front ends cover {images} of the {all_images} model types that have an image processor in transformers {version},
-and {videos} of the {all_videos} that have a video processor. [Vision-language models](vlm.md) says what front ends do.
-Audio front ends cover {audio} of the {all_audio} that have a feature extractor for audio.
+In transformers {version}, [front ends](vlm.md) cover {images} of the {all_images} model types with an image processor,
+and {videos} of the {all_videos} with a video processor. [Audio front ends](audio.md) cover {audio} of the {all_audio}
+with a feature extractor for audio.
 
-- **equal**: the tests compare the front end with this model's own processor, bit for bit.
-- **equal through** another type: transformers gives the model the processor of that type, which the tests compare.
-- Other entries name the class, and why it has no front end.
+- **equal**: the tests compare the front end with the processor of this model, bit for bit.
+- **equal through** another type: transformers uses the processor of that type here, and the tests compare it.
+- Other entries name the class, and say why it has no front end.
 
 `python -m tests.decode.front_ends.coverage` writes this page from transformers' mappings and the cases of the tests.
 
@@ -117,7 +117,7 @@ class Coverage:
     @property
     def all_audio(self) -> int:
         """Types with a feature extractor for audio."""
-        return sum("none of its own" not in outcome for outcome in self.audio.values())
+        return sum("feature extractor of its own" not in outcome for outcome in self.audio.values())
 
 
 def coverage() -> Coverage:
@@ -139,7 +139,7 @@ def coverage() -> Coverage:
             through = images[first_of[kind]]
             images[name] = f"equal through {first_of[kind]}" if through == "equal" else through
     for name in processors.keys() - images.keys() - videos.keys() - audio.keys():
-        audio[name] = f"{processors[name]}: none of its own, or any"
+        audio[name] = f"{processors[name]}: no feature extractor of its own, or takes any"
     return Coverage(images, videos, audio, frozenset(image_classes))
 
 

@@ -32,7 +32,7 @@ def test_models_with_audio_are_covered() -> None:
     found = coverage.coverage().audio
     assert found["gemma3n"] == "equal"
     assert found["seamless_m4t_v2"] == "equal through seamless_m4t"
-    assert found["neucodec"].startswith("NeuCodecFeatureExtractor: computes features by torchaudio")
+    assert found["neucodec"].startswith("NeuCodecFeatureExtractor: computes features with torchaudio")
     for name in ("whisper", "qwen2_audio", "qwen2_5_omni", "qwen3_omni_moe", "voxtral", "gemma4", "clap", "wav2vec2"):
         assert found[name] == "equal", name
     for name in ("hubert", "wavlm", "mimi", "moshi", "data2vec-audio"):
