@@ -1,12 +1,12 @@
 # %% [markdown]
 # # From images to a trained model
 #
-# You have a folder of photographs, with a sub-folder for each class. At the end of this page, a model tells the classes
-# apart. It takes a minute, without a GPU. (On a machine without one, install a CPU build of torch first:
+# You have a folder of photographs, with a sub-folder for each class. On this page, a model learns to recognise the classes.
+# The page runs in a minute, without a GPU. (On a machine without one, install a CPU build of torch first:
 # [installation](../installation.md).)
 #
 # ```bash
-# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
+# pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali" scikit-image scikit-learn
 # ```
 
 # %%
@@ -22,12 +22,14 @@ def run(command):
 run("energon-dali demo-data data")  # makes data/photos; yours may be anywhere
 
 # %% [markdown]
+# The photographs come with scikit-image and scikit-learn. If these are not installed, `demo-data` draws shapes instead.
+#
 # ## Pack the images
 #
 # Training reads files in a random order, again and again, and most file systems are slow at that. So `pack` writes the files
-# into a few large tar files, called **shards**, and an index, with which a loader finds each sample.
+# into a few large tar files, called **shards**, and an index of where each sample is.
 #
-# With `ImageClassificationSample`, each sub-folder is a class. `--split` puts a fifth of the images aside for validation.
+# With `ImageClassificationSample`, each sub-folder is a class. `--split` sets a fifth of the images aside for validation.
 
 # %%
 run(
@@ -38,12 +40,12 @@ run(
 # %% [markdown]
 # `energon-dali preview shards` shows samples in the terminal, and `energon-dali view shards` in the browser.
 #
-# ## Say what happens to an image
+# ## Define what happens to an image
 #
-# A **task encoder** holds everything that happens between a file and a batch. This one decodes each image, cuts out a random
-# part, and sometimes mirrors it. `DaliDecoder` uses the GPU if there is one. Otherwise it uses the CPU.
+# A **task encoder** defines everything that happens between a file and a batch. This one decodes each image, crops a random
+# part, and mirrors it half of the time. `DaliDecoder` uses the GPU if there is one, and the CPU otherwise.
 #
-# Validation takes the whole image: with random parts, its result would be random too.
+# Validation uses the whole image: with random crops, its result would be random too.
 
 # %%
 import torch
@@ -66,9 +68,9 @@ class ValEncoder(ed.DefaultTaskEncoder):
 # %% [markdown]
 # ## Load batches
 #
-# `get_train_dataset` shuffles, and never ends: after the last image it starts again in another order. `get_val_dataset` goes
-# through its images once. Two worker processes read ahead while the model computes. Each has half of the 50 validation images,
-# so a batch of them holds 25.
+# The training data is shuffled and endless: after the last image it starts again in another order. The validation data ends
+# after one pass. Two worker processes read ahead while the model computes. Each has half of the 50 validation images, so a
+# validation batch holds 25.
 
 # %%
 workers = ed.WorkerConfig.default_worker_config(num_workers=2)
@@ -90,8 +92,8 @@ names = dict(zip(batch.label, batch.label_name))  # such as {0: "astronaut", 1: 
 print(len(names) >= 3)  # True
 
 # %% [markdown]
-# Look at what the model will see, before you train on it. (In a notebook, a cell that ends with `batch`
-# [shows it](../reference/notebooks.md), too.)
+# Before you train, look at what the model will see. (In a notebook, a cell that ends with `batch`
+# [shows it](../reference/notebooks.md).)
 
 # %%
 from PIL import Image
@@ -106,7 +108,7 @@ Image.fromarray((row * 255).byte().permute(1, 2, 0).numpy()).save("batch.png")
 #
 # ## Train
 #
-# The loader gives batches and leaves the training to you. `.to(device)` moves a tensor to the device of the model. If DALI
+# The loader yields batches; the training loop is yours. `.to(device)` moves a tensor to the device of the model. If DALI
 # decoded it on that GPU, it is there already, and nothing is copied.
 
 # %%
@@ -150,10 +152,10 @@ print(f"{right} of {total} are right")
 print(right / total > 0.9)  # True
 
 # %% [markdown]
-# ## Save the model, and the place in the data
+# ## Save the model, and the position in the data
 #
-# A checkpoint without the loader would start the data again from the beginning, so the model would see some images more often
-# than others. With it, the next run continues with the batch that would have come.
+# Without the loader's state, the next run would start the data from the beginning, and the model would see some images more
+# often than others. With it, the next run continues with the batch that would have come.
 
 # %%
 weights, moments = model.state_dict(), optimizer.state_dict()

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Kill a training, and resume it on other ranks
 #
-# A node fails, and your job has to go on with the others. No image may come twice or be left out, and the steps must stay
-# those that you planned. This page kills a training with `kill -9` and continues it on another number of processes. Then it
-# compares every step with a run that nobody killed.
+# A node fails, and your job has to continue on the others. No image may be repeated or lost, and each step must have the images
+# that it would have had. This page kills a training with `kill -9` and continues it on another number of processes. Then it
+# compares every step with an undisturbed run.
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
@@ -37,18 +37,18 @@ run(
 # %% [markdown]
 # ## The training
 #
-# It is an ordinary DistributedDataParallel training. Three things in it are about resuming:
+# This is an ordinary DistributedDataParallel training. Three things make it resumable:
 #
-# - **`global_batch_size=24`**: a step of the job is a fixed set of 24 images, on any number of ranks. Ranks only share them:
-#   two ranks take 12 each, three take 8.
-# - **The loader's state is in the checkpoint**, next to the weights and the optimizer. It is the same on all ranks, so rank 0
+# - **`global_batch_size=24`**: a step of the job is a fixed set of 24 images, on any number of ranks (processes). Two ranks take
+#   12 images each, three take 8.
+# - **The loader's state is in the checkpoint**, next to the weights and the optimizer. The state of one rank is enough, so rank 0
 #   saves it for all.
-# - **The checkpoint appears at once**: it is written under another name and then renamed. If the process is killed while it
-#   writes, the last checkpoint is still there.
+# - **The checkpoint is never half-written**: it is saved under another name and then renamed. If the process is killed while it
+#   writes, the previous checkpoint is still there.
 #
 # ![A sequence of images; each step is a range of it, dealt to four ranks, then to three](../images/global-batches.svg)
 #
-# The files with process ids and the log of the images of each step are there for this page alone.
+# Only this page needs the files with process ids, and the log of each step's images.
 
 # %%
 TRAIN = """
@@ -122,7 +122,7 @@ Path("train.py").write_text(TRAIN)
 # ## Kill it
 #
 # Two ranks start. After the fifth step, rank 1 gets `SIGKILL`. No program can catch this signal, so the rank saves nothing, as
-# if its machine had lost power. torchrun sees that it is gone, and ends the other one.
+# if its machine had lost power. torchrun notices, and stops the other rank.
 
 
 # %%
@@ -145,7 +145,7 @@ print(len(read_log("killed")) >= 5)  # True
 # %% [markdown]
 # ## Continue on three ranks
 #
-# Run the same program on three ranks instead of two. It finds the checkpoint and goes on with the step after it. Four more
+# Run the same program on three ranks instead of two. It finds the checkpoint and continues with the step after it. Four more
 # steps are enough here.
 
 # %%
@@ -155,8 +155,8 @@ run(f"torchrun --standalone --nproc-per-node 3 train.py {steps} killed")
 # %% [markdown]
 # ## Compare
 #
-# One rank runs the same number of steps, and nobody kills it. Every step has the same images, and the weights agree up to the
-# rounding of sums: three ranks add their gradients in another order than one does.
+# One rank runs the same number of steps, undisturbed. Every step has the same images, and the weights agree up to rounding:
+# three ranks add their gradients in another order than one.
 
 # %%
 run(f"torchrun --standalone --nproc-per-node 1 train.py {steps} undisturbed")
@@ -174,9 +174,9 @@ print(torch.allclose(*weights, atol=1e-5))  # True
 # ## In your training
 #
 # - Save every few minutes, not after each step. Steps after the last checkpoint are computed again, with the same images.
-# - `torchrun --max-restarts 10` starts the ranks again by itself, and with `--nnodes 1:4` on as many nodes as there are.
+# - `torchrun --max-restarts 10` restarts failed ranks for you; with `--nnodes 1:4`, on one to four nodes, as available.
 # - Without `global_batch_size`, a state restores onto any number of ranks and workers that divides the number of streams:
 #   [state](../state.md).
-# - If a batch is too large for a rank, give a smaller `batch_size`: a rank then has several micro-batches per step, and
-#   `batch.is_last_of_step` says when to call the optimizer ([global batches](../global-batches.md)).
+# - If a batch is too large for a GPU, give a smaller `batch_size`: a rank then takes several micro-batches per step, and
+#   `batch.is_last_of_step` is true when it is time to call the optimizer ([global batches](../global-batches.md)).
 # - FSDP2, Accelerate, `transformers.Trainer`, Lightning and Ray: [other trainers](../trainers.md)

@@ -1,10 +1,9 @@
 # %% [markdown]
 # # Several nodes, and data in a bucket
 #
-# The data is in a bucket, and two machines train on it. Each keeps what it has read on its own disk, so that the next epoch
-# and the next job read nothing from the bucket.
+# The data is in a bucket, and two machines train on it. Each keeps what it has read on its own disk, and never fetches it again.
 #
-# You need no cluster to follow: two agents of torchrun on this machine act as two nodes, and a small server acts as the bucket.
+# You need no cluster: two torchrun commands on this machine act as two nodes, and a small server acts as the bucket.
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali" "moto[server]"
@@ -38,7 +37,7 @@ run("energon-dali demo-data data")
 # %% [markdown]
 # ## A bucket
 #
-# On a cluster, you set the keys of your store, and its endpoint if it is not AWS. Google Cloud, Azure and web servers work too:
+# On a cluster, set the keys of your store, and its endpoint if it is not AWS. Google Cloud, Azure and web servers work too:
 # [storage by URL](../storage.md).
 
 # %%
@@ -59,7 +58,7 @@ bucket = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
 urllib.request.urlopen(bucket).close()
 
 # %% [markdown]
-# `pack` writes into the bucket as it writes into a folder.
+# `pack` writes to a bucket just as it writes to a folder.
 
 # %%
 run(
@@ -70,9 +69,9 @@ run(
 # %% [markdown]
 # ## The training
 #
-# Nothing in it is about nodes: `default_worker_config` takes the rank and the number of ranks from torchrun. Each rank reads its
-# share of each step. `shard_cache` names a folder on a disk of the node, and how much it may hold. All ranks and workers of the
-# node share it.
+# The program does not mention nodes: `default_worker_config` takes the rank and the number of ranks from torchrun, and each rank
+# reads its share of each step. `shard_cache` is a folder on the node's own disk with a limit on its size. All ranks and workers
+# of the node share it.
 
 # %%
 TRAIN = """
@@ -128,8 +127,8 @@ Path("train.py").write_text(TRAIN)
 # %% [markdown]
 # ## Two nodes
 #
-# One command starts on each node. `--node-rank` is the number of the node. `--master-addr` names the first node, and
-# `--master-port` a free port of it, where all of them meet.
+# Each node runs one command. `--node-rank` is the number of the node. `--master-addr` is the address of the first node, and
+# `--master-port` a free port on it, where all nodes meet.
 
 
 # %%
@@ -152,7 +151,7 @@ first = train_on_two_nodes()
 print(first)
 
 # %% [markdown]
-# The job starts again, perhaps after a failure. The caches are still on the disks of the nodes, so the bucket is not needed.
+# Now the job starts again, as after a failure. The caches are still on the nodes' disks, so nothing is read from the bucket.
 
 # %%
 again = train_on_two_nodes()
@@ -164,14 +163,14 @@ server.stop()
 # %% [markdown]
 # ## On your cluster
 #
-# **By hand**, on the first node, and with `--node-rank 1` on the second:
+# **By hand**, run this on the first node, and the same with `--node-rank 1` on the second:
 #
 # ```bash
 # torchrun --nnodes 2 --node-rank 0 --master-addr node1 --master-port 29500 --nproc-per-node 8 train.py
 # ```
 #
-# **Slurm** starts one task per node, and each task starts torchrun. With `--rdzv-backend c10d` the nodes agree on their numbers,
-# so the command is the same on all of them. Save this as `train.slurm`, and run `sbatch train.slurm`:
+# **Slurm** starts one task per node, and each task starts torchrun. With `--rdzv-backend c10d` the nodes number themselves, so
+# the command is the same on all of them. Save this as `train.slurm`, and run `sbatch train.slurm`:
 #
 # ```bash
 # #!/usr/bin/env bash
@@ -181,11 +180,11 @@ server.stop()
 #     --rdzv-backend c10d --rdzv-endpoint "$first:29500" --rdzv-id "$SLURM_JOB_ID" train.py
 # ```
 #
-# A longer one is in [`examples/eight_gpus`](../../examples/eight_gpus). The torchrun lines are tested; the Slurm scripts have
+# [`examples/eight_gpus`](../../examples/eight_gpus) has a longer script. The torchrun commands are tested; the Slurm scripts have
 # not run under Slurm yet.
 #
-# **Ray** starts the processes itself, and initialises torch.distributed in each. Put the training into a function, and make the
-# dataset inside it:
+# **Ray** starts the processes itself, and initialises torch.distributed in each. Put the training into a function, and create
+# the dataset inside it:
 #
 # ```py
 # from ray.train import ScalingConfig
@@ -198,6 +197,6 @@ server.stop()
 #
 # - [Kill a training, and resume it on other ranks](resume.py)
 # - How far ahead a bucket is read, and what requests cost: [reading remote data](../remote.md)
-# - What stays in the cache when it is full: [shard cache](../shard-cache.md)
-# - Tensor, context and pipeline parallelism, where several ranks take the same batch: [parallelism](../parallelism.md)
-# - How many cores, how much memory and network a node needs: [what a cluster needs](../capacity.md)
+# - What a full cache keeps: [shard cache](../shard-cache.md)
+# - Tensor, context and pipeline parallelism, with which several ranks take the same batch: [parallelism](../parallelism.md)
+# - The cores, memory and network that a node needs: [what a cluster needs](../capacity.md)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Train on clips of videos
 #
-# A model sees two seconds of a video at a time. This page packs videos, and loads random clips of them with their audio. Only
-# the part of a file that a clip needs is read.
+# A model sees two seconds of a video at a time. This page packs videos, and loads random clips of them with their audio. Of a
+# long video, only the part that a clip needs is read.
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
@@ -38,8 +38,8 @@ run("energon-dali pack videos clips")
 # %% [markdown]
 # ## Index them
 #
-# To start in the middle of a video, a decoder needs the nearest key frame before it. `prepare-media` looks once at every file
-# and writes down where its packets and key frames are. Of an hour of video, a loader then reads the few seconds that it needs.
+# To start in the middle of a video, a decoder needs the last key frame before that point. `prepare-media` scans every file once
+# and records where its packets and key frames are. From an hour of video, a loader then reads only the seconds that it needs.
 # (Files below 256 KiB, such as this one, are read whole.)
 
 # %%
@@ -48,11 +48,11 @@ run("energon-dali prepare-media clips --media-metadata-by-extension")
 # %% [markdown]
 # ## Say which clips you want
 #
-# `VideoClips` describes them: two per video, each of two seconds with eight frames, from random places. Random means drawn from
+# `VideoClips` describes them: two per video, each of two seconds with eight frames, at random times. The times are drawn from
 # the seed, the sample and the epoch, so a resumed run gets the same clips.
 #
-# A sample with a video and a caption has no type of its own: it is a dict of the parts of its files. A **cooker** makes a
-# sample of it.
+# The package has no sample type with a video and a caption, so each sample arrives as a dict of its files, called a crude
+# sample. A **cooker** is a function that turns it into a sample of your own type.
 
 # %%
 import torch
@@ -112,10 +112,10 @@ print(batch["audio"][0].shape)  # torch.Size([2, 1, 88200])
 print(batch["seconds"].shape)  # torch.Size([3, 2, 8])
 
 # %% [markdown]
-# Three videos, two clips of each, eight frames of each clip. `audio` is what is heard during each clip: two seconds of one
-# channel with 44,100 values per second. `seconds` says when each frame is shown.
+# The batch has three videos, two clips per video, and eight frames per clip. `audio` holds the audio of each clip: two seconds of
+# one channel, 44,100 values per second. `seconds` holds the time of each frame in its video.
 #
-# To train, move the frames to the device as bytes, a quarter of what floats take, and convert them there:
+# To train, move the frames to the device as bytes, a quarter of the size of floats, and convert them there:
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -125,9 +125,9 @@ print(float(frames.min()) >= 0 and float(frames.max()) <= 1)  # True
 # %% [markdown]
 # ## What next
 #
-# - On a GPU host, `DaliDecoder(av_decode=...)` takes the same options, and decodes on the GPU what its hardware can decode.
-#   This has not run on a GPU yet ([GPU hosts](../gpu.md)).
+# - On a GPU host, `DaliDecoder(av_decode=...)` takes the same options, and decodes on the GPU what its hardware supports. This
+#   has not run on a GPU yet ([GPU hosts](../gpu.md)).
 # - Clips that your code chooses, formats, and what each costs: [video](../video.md)
-# - Frames and tokens of a video processor of Hugging Face: `VideoClips(front_end=VideoFrontEnd.from_processor(...))`, as in
-#   [a vision-language model, packed](vision_language.py)
+# - Frames and tokens as a Hugging Face video processor returns them: `VideoClips(front_end=VideoFrontEnd.from_processor(...))`,
+#   as in [a vision-language model, packed](vision_language.py)
 # - Videos in a bucket: [several nodes, and data in a bucket](several_nodes.py)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A vision-language model, packed
 #
-# You fine-tune a model from Hugging Face on images with text. Its processor makes two things of an image: the values that the
-# model sees, and a number of tokens in the text. Here both come from the decoder: it computes the tokens from the header of
-# the file alone, so texts are packed before any image is decoded.
+# You fine-tune a model from Hugging Face on images with text. Its processor turns an image into pixel values for the model and a
+# number of placeholder tokens in the text. Here the decoder computes both. The header of the file is enough to count the
+# tokens, so texts are packed before any image is decoded.
 #
 # ```bash
 # pip install "energon-dali[cuda12,transformers] @ git+https://github.com/energon-dali/energon-dali"
@@ -19,11 +19,10 @@ subprocess.run(shlex.split(demo_data), check=True)
 # %% [markdown]
 # ## Use your processor
 #
-# `FrontEnd.from_processor` takes the processor, or the folder that it was saved to. The result writes the same values as the
-# processor, bit for bit. An option that would change them and is not covered raises an error
-# ([models that are covered](../vlm.md)).
+# `FrontEnd.from_processor` takes the processor, or the folder that it was saved to. The front end returns the same values as the
+# processor, bit for bit. An unsupported option that would change them raises an error ([supported models](../vlm.md)).
 #
-# This page runs offline, so the configuration is written out, with few pixels per image. Yours is
+# This page runs offline, so its configuration is written out, with few pixels per image. In your program, use
 # `AutoProcessor.from_pretrained("Qwen/Qwen2-VL-2B-Instruct")`.
 
 # %%
@@ -48,14 +47,15 @@ def tokenize(text):  # yours: tokenizer.encode(text)
 # %% [markdown]
 # ## Write the task encoder
 #
-# A sample passes these methods, in this order:
+# A sample passes through these methods in order:
 #
-# 1. `preencode_sample` makes the tokens. `sample.image` is still encoded: it has a layout, but no pixels. `expand_text` writes
-#    as many placeholders into the text as the image has tokens.
-# 2. `select_samples_to_pack` sees many samples and says which of them share a row. `SequencePacker` fills rows of 256 tokens.
-# 3. The images of a chosen row are decoded together, and `postencode_sample` gets the decoded sample.
-# 4. `pack_selected_samples` puts the samples of a row one after the other. It also writes where each begins, so that attention
-#    does not cross the borders.
+# 1. `preencode_sample` makes the tokens. `sample.image` is still encoded: it has a layout (grid and tokens), but no pixels.
+#    `expand_text` writes as many placeholders into the text as the image has tokens.
+# 2. `select_samples_to_pack` receives many samples and chooses which of them share a row. `SequencePacker` fills rows of 256
+#    tokens.
+# 3. The images of a row are decoded together, and `postencode_sample` receives each decoded sample.
+# 4. `pack_selected_samples` concatenates the samples of a row. It also records where each begins, so that attention stays within
+#    each sample.
 
 
 # %%
@@ -108,7 +108,7 @@ class Encoder(ed.TaskEncoder):
 # %% [markdown]
 # ## Make the model
 #
-# A tiny Qwen2-VL with random weights, so that this page trains in seconds. Yours is
+# This is a tiny Qwen2-VL with random weights, so that the page trains in seconds. In your program, use
 # `Qwen2VLForConditionalGeneration.from_pretrained(...)`.
 
 # %%
@@ -150,8 +150,8 @@ model = Qwen2VLForConditionalGeneration(config).to(device)
 # %% [markdown]
 # ## Load packs
 #
-# Rows are chosen from 64 samples at a time (`packing_buffer_size`). They wait as encoded files and token ids, which take a
-# small part of the memory of decoded images.
+# Rows are chosen from 64 samples at a time (`packing_buffer_size`). These wait as encoded files and token ids, which take a
+# fraction of the memory of decoded images.
 
 # %%
 dataset = ed.get_train_dataset(
@@ -169,8 +169,8 @@ print(200 < batch["input_ids"].shape[1] <= 256)  # True
 print(len(batch["cu_seq_lens_q"]) - 1 == len(batch["image_grid_thw"]) > 1)  # True
 
 # %% [markdown]
-# `cu_seq_lens_q` has the borders of the samples in a row, and `image_grid_thw` the patches of each image. Both go to the model
-# as they are.
+# `cu_seq_lens_q` holds the borders between the samples of a row, and `image_grid_thw` the grid of patches of each image. The model
+# takes both as they are.
 #
 # ## Train
 
@@ -194,7 +194,7 @@ print(losses[-1] < 0.7 * losses[0])  # True
 # %% [markdown]
 # ## What next
 #
-# - All processors that are covered, and how to add your own: [vision-language models](../vlm.md)
+# - All supported processors, and how to add your own: [vision-language models](../vlm.md)
 # - `transformers.Trainer`, Accelerate and Lightning with Qwen2-VL, InternVL and LLaVA-OneVision: [examples](../../examples)
-# - Ranks that wait for the one with the most images: [balance](../balance.md)
+# - What to do if ranks wait for the one with the most images: [balance](../balance.md)
 # - [Video](video.py): the processor's frames, times and tokens come from `VideoFrontEnd` in the same way

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Find out what your training waits for
 #
-# Training is slower than you hoped. Is it the data? If so: the disk, the decoding, or your own code? This page slows a loader
-# down on purpose, and finds the cause with six tools.
+# Training is slower than you hoped. Is it the data? If so, is it the disk, the decoding, or your own code? This page slows a
+# loader down on purpose, and finds the cause with six tools.
 #
 # ```bash
 # pip install "energon-dali[cuda12] @ git+https://github.com/energon-dali/energon-dali"
@@ -28,14 +28,14 @@ run("energon-dali demo-data data")
 # %% [markdown]
 # ## 1. What this machine has
 #
-# `energon-dali doctor` looks at the driver, DALI, codecs and cores. It says what is missing, and how to get it.
+# `energon-dali doctor` checks the driver, DALI, codecs and cores. It says what is missing, and how to install it.
 #
 # ## 2. How fast the data could be
 #
-# `bench` runs your task encoder without a model. It first measures reading, decoding and your hooks alone, then the whole
-# loader with several numbers of workers, and ends with a sentence of advice.
+# `bench` runs your task encoder without a model. It first measures reading, decoding and your hooks (the methods of the encoder)
+# separately, then the whole loader with several numbers of workers. It ends with a sentence of advice.
 #
-# The encoder of this page sleeps for 20 ms per sample, as code does that asks a server for something.
+# The encoder of this page sleeps for 20 ms per sample, like code that waits for a server.
 
 # %%
 ENCODER = """
@@ -69,13 +69,13 @@ run(
 # It needs no core while it waits: more workers help.
 # ```
 #
-# Compare the last rate with the samples that your training takes per second. If the training takes fewer, the data is not what
-# it waits for, and you can stop here.
+# Compare the last rate with the samples that your training takes per second. If the training takes fewer, it does not wait for
+# data, and you can stop here.
 #
-# ## 3. Whether the training waits, now
+# ## 3. Whether the training waits now
 #
-# Put the training into a `LoaderPanel`. In a terminal and in a notebook it draws what the loader does, twice per second; in the
-# log of a cluster it prints a line every 30 seconds. Here, a step of the "model" takes 10 ms.
+# Run the training inside a `LoaderPanel`. In a terminal or a notebook, the panel shows twice per second what the loader is doing;
+# in the log of a cluster it prints a line every 30 seconds. Here, a step of the "model" takes 10 ms.
 
 # %%
 from encoder import Encoder
@@ -103,9 +103,9 @@ before = train(num_workers=1, trace_path="trace.json")
 # %% [markdown]
 # ## 4. What it waited for
 #
-# `loader.stats()` has the same numbers for your program. `blocked_share` is the share of the time that the training waited for
-# batches. Below 0.02, a faster loader brings next to nothing. `stage_seconds` says where the loader's processes spent their
-# time, and `cpu_seconds` how much of it they computed.
+# `loader.stats()` returns the same numbers to your program. `blocked_share` is the share of the time that the training waited for
+# batches. Below 0.02, a faster loader gains next to nothing. `stage_seconds` is the time that the loader's processes spent in
+# each stage, and `cpu_seconds` how much of it they computed.
 
 # %%
 print(before.blocked_share > 0.3)  # True
@@ -114,8 +114,8 @@ print(slowest)  # encode_sample
 print(before.cpu_seconds[slowest] < 0.2 * before.stage_seconds[slowest])  # True
 
 # %% [markdown]
-# The hook takes the time, and it does not compute: it waits. So more workers help, although there are not more cores. If it
-# computed, the hook itself would have to become faster.
+# The hook takes most of the time, but it waits instead of computing. So more workers help, even without more cores. If it
+# computed, you would have to make the hook itself faster.
 
 # %%
 after = train(num_workers=8)
@@ -124,9 +124,9 @@ print(after.blocked_share < before.blocked_share)  # True
 # %% [markdown]
 # ## 5. What happened before it waited
 #
-# For waits that come and go, a trace has every wait of the training, and what each process did at that time. Open `trace.json`
-# at [ui.perfetto.dev](https://ui.perfetto.dev): your browser reads it, and sends it nowhere. The mark in the lane `advice`
-# says what limited the run.
+# If waits come and go, look at a trace: it shows every wait of the training, and what each process did at that time. Open
+# `trace.json` at [ui.perfetto.dev](https://ui.perfetto.dev): the file stays in your browser. The mark in the lane `advice` says
+# what limited the run.
 
 # %%
 print(Path("trace.json").stat().st_size > 10_000)  # True
@@ -134,8 +134,8 @@ print(Path("trace.json").stat().st_size > 10_000)  # True
 # %% [markdown]
 # ## 6. What a faster loader could bring
 #
-# Before you spend a week on the data, measure the most that you could win. `UpperBoundLoader` takes a few batches, and gives
-# them to the training again and again.
+# Before you spend a week on the data, measure the most that you could gain. `UpperBoundLoader` loads a few batches, and yields
+# them again and again.
 
 # %%
 dataset = ed.get_train_dataset("data/captions", batch_size=4, task_encoder=Encoder())
@@ -153,5 +153,5 @@ print(f"{39 / seconds:.0f} steps per second with perfect data")
 #
 # - Prometheus, Grafana, TensorBoard, and every number: [observing a run](../observing.md)
 # - `energon-dali tune` finds the number of workers and the decoder for you: [measure and tune](../bench.md)
-# - Ranks that wait for each other, not for data: [balance](../balance.md)
+# - Ranks that wait for each other rather than for data: [balance](../balance.md)
 # - A slow bucket: [reading remote data](../remote.md) and the [shard cache](../shard-cache.md)
