@@ -2,12 +2,14 @@
 
 Each table is a file of benchmarks/results. One that is current is not run again, so that an interrupted run continues
 with the next table. A table is current if no file that it measures has changed since its commit, and every candidate
-ran as often as it should. `--list` shows which are.
+ran as often as it should. It measures the package, and the modules of benchmarks that its candidates import. `--list`
+shows which tables are current.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import subprocess
 import sys
@@ -18,11 +20,23 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.environments import ROOT
-from benchmarks.machine import MEASURED_PATHS, commit
+from benchmarks.machine import commit
+from benchmarks.run import SUITES
 
 REPETITIONS = 5
 """Runs of each candidate, in turn with the others."""
 
+_SHARED = ("energon_dali", "kernels", "setup.py", "pyproject.toml")
+"""What every table measures, besides modules of benchmarks."""
+_RUNNERS = ("benchmarks.workload_run", "benchmarks.candidates.__main__")
+"""Modules that run every candidate."""
+_SUITE_MODULES = {
+    "remote": "benchmarks.remote.workloads",
+    "scale": "benchmarks.scale.workloads",
+    "streams": "benchmarks.scale.streams",
+}
+"""Modules of suites that are not called as the suite is."""
+_SOURCES = Path(__file__).resolve().parent.parent
 _RUN = (sys.executable, "-m", "benchmarks.run")
 
 
@@ -54,14 +68,14 @@ class Table:
 TABLES = (
     Table(name="peers", suite="peers"),
     Table(name="cpu", suite="cpu", workloads=("uint8", "fused224", "restore", "prepare", "import")),
-    Table(name="small", suite="small"),
-    Table(name="video", suite="video"),
+    Table(name="small", suite="small", workloads=("small-json", "small-text", "small-blend")),
     Table(name="first-batch", suite="first-batch"),
-    Table(name="vision", suite="vision"),
     Table(name="decode-scale", suite="cpu", workloads=("scaled-hd", "scaled-12mp")),
-    Table(name="packing", suite="packing", workloads=("packing-1000", "packing-saving")),
+    Table(name="video", suite="video"),
+    Table(name="vision", suite="vision"),
     Table(name="blend", suite="cpu", workloads=("blend-cpu", "blend-restore", "blend")),
     Table(name="trainer", suite="trainer"),
+    Table(name="packing", suite="packing", workloads=("packing-1000", "packing-saving")),
     Table(name="scale", suite="scale", workloads=("scale-100m", "scale-blend"), plot="benchmarks.remote.plot"),
     Table(name="remote", suite="remote", plot="benchmarks.remote.plot"),
     Table(name="streams", suite="streams", plot="benchmarks.remote.plot"),
@@ -126,7 +140,7 @@ def why_stale(table: Table) -> str:
     fewest = min(_repetitions(report["workloads"]), default=0)
     if fewest < REPETITIONS:
         return f"has candidates with {fewest} of {REPETITIONS} repetitions"
-    changed = _changed_since(report["commit"])
+    changed = _changed_since(report["commit"], measured_paths(table))
     return f"was measured at {report['commit']}; since then {changed} has changed" if changed else ""
 
 
@@ -134,9 +148,40 @@ def _repetitions(workloads: Sequence[dict[str, Any]]) -> list[int]:
     return [len(one["runs"]) for workload in workloads for one in workload["candidates"] if not one["left_out"]]
 
 
-def _changed_since(measured: str) -> str:
-    """Returns the first of the measured paths that differs from a commit, or "its commit" where git lacks it."""
-    command = ["git", "-C", str(ROOT), "diff", "--name-only", measured, "HEAD", "--", *MEASURED_PATHS]
+def measured_paths(table: Table) -> list[str]:
+    """Returns what a table depends on, relative to the repository: the package, and modules of benchmarks.
+
+    These are the suite's module, the programs of the chosen workloads, and all that they import.
+    """
+    chosen = [one for one in SUITES[table.suite] if not table.workloads or one.name in table.workloads]
+    programs = {candidate.program for one in chosen for candidate in one.candidates}
+    suite = _SUITE_MODULES.get(table.suite, f"benchmarks.{table.suite.replace('-', '_')}")
+    modules = {*_RUNNERS, suite, *(f"benchmarks.candidates.{program}" for program in programs)}
+    ahead = list(modules)
+    while ahead:
+        for name in _imports_of(ahead.pop()) - modules:
+            modules.add(name)
+            ahead.append(name)
+    return [*_SHARED, *sorted(_path_of(name) for name in modules)]
+
+
+def _imports_of(module: str) -> set[str]:
+    """Returns the modules of benchmarks that a module imports by name."""
+    found = set()
+    for node in ast.walk(ast.parse((_SOURCES / _path_of(module)).read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "benchmarks":
+            assert node.module is not None
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return {name for name in found if (_SOURCES / _path_of(name)).is_file()}
+
+
+def _path_of(module: str) -> str:
+    return module.replace(".", "/") + ".py"
+
+
+def _changed_since(measured: str, paths: Sequence[str]) -> str:
+    """Returns the first of some paths that differs from a commit, or "its commit" where git lacks it."""
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", measured, "HEAD", "--", *paths]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return "its commit"

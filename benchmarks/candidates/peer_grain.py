@@ -6,10 +6,11 @@ Options: workers, threads and buffer (of its `ReadOptions` in each worker; the d
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.candidates.fast_path import CollateRows, DecodeRow, as_tensors
+from benchmarks.candidates.fast_path import CollateRows, DecodeRow, as_tensors, make_decode
 from benchmarks.candidates.files import locate_media
 from benchmarks.candidates.stream import Delivered, measure_stream
 from benchmarks.candidates.task import Task
@@ -19,6 +20,20 @@ from benchmarks.candidates.torchvision_import import import_torchvision_io
 def measure(task: Task) -> dict[str, float]:
     import_torchvision_io()  # it says so if it cannot
     return measure_stream(open_stream, task)
+
+
+_IMPORTING = threading.Lock()
+
+
+class DecodeInThreads(DecodeRow):
+    """Decodes in the threads of a worker. The first one imports torchvision, which fails if two do so at once."""
+
+    def __call__(self, row: tuple[str, bytes]) -> tuple[str, Any]:
+        """Returns (key, image) of (key, encoded image)."""
+        if self._decode is None:
+            with _IMPORTING:
+                self._decode = self._decode or make_decode(self._task)
+        return super().__call__(row)
 
 
 class Images:
@@ -58,7 +73,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     rows: Any = (
         grain.MapDataset.source(Images(task))
         .repeat()
-        .map(DecodeRow(task, as_array=True))
+        .map(DecodeInThreads(task, as_array=True))
         .to_iter_dataset(read_options(task))
         .batch(task.batch_size, drop_remainder=True, batch_fn=CollateRows(task.output))
         .mp_prefetch(grain.MultiprocessingOptions(num_workers=int(task.options.get("workers", 2))))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_all, machine
-from benchmarks.bench_all import Table, why_stale
+from benchmarks.bench_all import TABLES, Table, measured_paths, why_stale
 
 
 @pytest.fixture
@@ -98,3 +98,19 @@ def test_only_tables_that_are_not_current_run(checkout: Path, monkeypatch: pytes
     (checkout / "energon_dali" / "loader.py").write_text("new")
     with pytest.raises(SystemExit, match="Commit them first"):
         bench_all.main([])
+
+
+def test_a_table_depends_on_what_its_candidates_import() -> None:
+    paths = {table.name: set(measured_paths(table)) for table in TABLES}
+    grain = "benchmarks/candidates/peer_grain.py"
+    assert [name for name in paths if grain in paths[name]] == ["peers"]
+    shared = {
+        "energon_dali",
+        "benchmarks/candidates/task.py",
+        "benchmarks/workload_run.py",
+        "benchmarks/data/recipe.py",
+    }
+    assert all(shared <= measured for measured in paths.values())
+    assert "benchmarks/candidates/fast_path.py" in paths["peers"]  # imported by the programs, not named by a candidate
+    assert "benchmarks/scale/streams.py" in paths["streams"]
+    assert all((bench_all.ROOT / path).exists() for measured in paths.values() for path in measured)
