@@ -119,9 +119,11 @@ def fill(page: str, results: Path = RESULTS) -> str:
             if match["kind"] == "rows":
                 body = rows_of(report, file, names)
             elif match["kind"] == "ratios":
-                body = ratios_of([_workload(report, file, name) for name in names])
+                workloads = [_workload(report, file, name) for name in names]
+                body = f"{ratios_of(workloads)}\n{origin_of(report, workloads)}"
             else:
-                body = table_of(_workload(report, file, names[0]), names[1:])
+                workload = _workload(report, file, names[0])
+                body = f"{table_of(workload, names[1:])}\n{origin_of(report, [workload])}"
         except MissingFigureError:
             body = f"Not measured yet: `make bench-all TABLES={Path(file).stem}` does it.\n"
         return f"<!-- {match['kind']} {match['names']} -->\n\n{body}\n<!-- end of figures -->"
@@ -235,6 +237,14 @@ def ratios_of(workloads: list[dict[str, Any]]) -> str:
                 name = f"{limit['of']}: {HEADINGS[limit['metric']]}"
                 lines.append(f"| {name} | {_judged(limit, shown(limit['value']))} |")
     return "\n".join(lines) + "\n"
+
+
+def origin_of(report: dict[str, Any], workloads: list[dict[str, Any]]) -> str:
+    """Returns the line under a table: when its figures were measured, at which commit, and how often."""
+    counts = sorted({len(one["runs"]) for workload in workloads for one in workload["candidates"] if one["summary"]})
+    often = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    commit = f"commit {report['commit'].rstrip('+')}{' with changes' if report['commit'].endswith('+') else ''}"
+    return f"*{report['started'][:10]}, {commit}, {often} repetition{'' if counts[-1] == 1 else 's'}.*\n"
 
 
 def rows_of(report: Any, file: str, words: list[str]) -> str:

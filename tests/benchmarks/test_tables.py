@@ -42,6 +42,8 @@ def results(tmp_path: Path) -> Path:
         "limits": [{"of": "ours", "metric": "memory_mib", "value": 12.0, "at_least": None, "at_most": 8, "met": False}],
     }
     report = {
+        "started": "2026-11-26T09:19:31+00:00",
+        "commit": "abc1234",
         "workloads": [workload],
         "rows": [{"name": "a", "best": 0.123456, "less": 0.1}, {"name": "b", "best": 7, "less": 0}],
     }
@@ -59,6 +61,15 @@ def test_a_table_has_a_row_per_candidate_with_results(results: Path) -> None:
     assert filled.startswith("a\n<!-- figures")
     assert filled.endswith("<!-- end of figures -->\nb\n")
     assert fill(filled, results) == filled
+
+
+def test_a_table_says_when_and_how_often_it_was_measured(results: Path) -> None:
+    page = "<!-- figures some.json work samples_per_second -->\n<!-- end of figures -->"
+    assert "\n*2026-11-26, commit abc1234, 3 repetitions.*\n" in fill(page, results)
+    report = json.loads((results / "some.json").read_text())
+    del report["workloads"][0]["candidates"][0]["runs"][1:]
+    (results / "some.json").write_text(json.dumps({**report, "commit": "abc1234+"}))
+    assert "\n*2026-11-26, commit abc1234 with changes, 1 to 3 repetitions.*\n" in fill(page, results)
 
 
 def test_a_table_of_the_entries_of_a_list(results: Path) -> None:
