@@ -2,7 +2,7 @@
 
 A page marks what is replaced. FILE is one of benchmarks/results, and names with spaces are quoted:
 
-    <!-- figures FILE WORKLOAD METRIC [METRIC ...] -->   a table with a row per candidate
+    <!-- figures FILE WORKLOAD METRIC [METRIC ...] -->   its title, and a table with a row per candidate
     <!-- ratios FILE WORKLOAD [WORKLOAD ...] -->         a table of ratios and limits, and whether their targets are met
     <!-- rows FILE [KEY ...] [where:NAME=VALUE ...] column:HEADING=VALUE ... -->
                                                          a table with a row per entry of the list at KEY
@@ -123,7 +123,7 @@ def fill(page: str, results: Path = RESULTS) -> str:
                 body = f"{ratios_of(workloads)}\n{origin_of(report, workloads)}"
             else:
                 workload = _workload(report, file, names[0])
-                body = f"{table_of(workload, names[1:])}\n{origin_of(report, [workload])}"
+                body = f"**{workload['title']}**\n\n{table_of(workload, names[1:])}\n{origin_of(report, [workload])}"
         except MissingFigureError:
             body = f"Not measured yet: `make bench-all TABLES={Path(file).stem}` does it.\n"
         return f"<!-- {match['kind']} {match['names']} -->\n\n{body}\n<!-- end of figures -->"

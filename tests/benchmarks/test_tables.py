@@ -36,6 +36,7 @@ def results(tmp_path: Path) -> Path:
     """A folder with one file of results."""
     workload = {
         "name": "work",
+        "title": "Images to batches",
         "metric": "samples_per_second",
         "candidates": [candidate("ours", 900, 1234, 2000), candidate("theirs", 450, 617, 500), candidate("absent")],
         "bars": [bar(2.0, 3.0, False), bar(1.5, 1.0, True), bar(1.1, None, None)],
@@ -55,7 +56,7 @@ def test_a_table_has_a_row_per_candidate_with_results(results: Path) -> None:
     page = "a\n<!-- figures some.json work samples_per_second memory_mib -->\nold\n<!-- end of figures -->\nb\n"
     filled = fill(page, results)
     assert "| ours | 1,234 (900 to 2,000) | 12 |\n" in filled
-    assert "| | samples/s | memory, MiB |\n|---|---:|---:|\n" in filled
+    assert "\n**Images to batches**\n\n| | samples/s | memory, MiB |\n|---|---:|---:|\n" in filled
     assert "old" not in filled
     assert "absent" not in filled
     assert filled.startswith("a\n<!-- figures")
