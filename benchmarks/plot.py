@@ -12,6 +12,9 @@ from typing import Any
 OURS, OTHERS, INK = "#2a7f62", "#9aa5b1", "#222222"
 _VERSIONS = ("torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "pillow")
 
+_LINE = 145
+"""Characters of a title across the whole chart, of which the longest name takes about as many as it has."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Writes the chart of a JSON file of `benchmarks.run`."""
@@ -46,8 +49,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(
         len(panels), 1, figsize=size, height_ratios=heights, squeeze=False, layout="constrained"
     )
+    longest = max(len(name) for panel in panels for name, _ in _rows(panel))
     for axis, panel in zip(axes[:, 0], panels, strict=True):
-        _draw(axis, panel)
+        _draw(axis, panel, _LINE - longest)
     figure.supxlabel(_caption(report), fontsize=7, color=INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -65,7 +69,7 @@ def is_ours(candidate: dict[str, Any]) -> bool:
     return candidate["name"].startswith(("energon_dali", "energon-dali")) or "decode_process" in candidate["options"]
 
 
-def _draw(axis: Any, panel: dict[str, Any]) -> None:
+def _draw(axis: Any, panel: dict[str, Any], title_length: int) -> None:
     rows = _rows(panel)
     names = [name for name, _ in rows]
     own = {one["name"] for one in panel["candidates"] if is_ours(one)}
@@ -84,7 +88,7 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
             color=INK,
         )
     unit = f"{panel['unit']}, " if panel["unit"] else ""
-    title = textwrap.fill(f"{panel['title']} ({unit}{panel['better']} is better)", 110)
+    title = textwrap.fill(f"{panel['title']} ({unit}{panel['better']} is better)", title_length)
     axis.set_title(title, fontsize=9, loc="left", color=INK)
     axis.margins(x=0.12)
     axis.tick_params(labelsize=8)
