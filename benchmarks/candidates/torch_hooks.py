@@ -14,22 +14,30 @@ from typing import Any
 import torch
 
 import energon_dali
+from benchmarks.candidates.outputs import crop_ranges
 from benchmarks.candidates.stream import CROP_PIXELS, MEAN, STD, Delivered, measure_stream
 from benchmarks.candidates.task import Task
 
 
 class Encoder(energon_dali.DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Normalises images in torch."""
+    """Normalises images in torch.
 
-    decoder = energon_dali.DaliDecoder(
-        image_decode="torchrgb8",
-        image_decode_device="cpu",
-        image_layout="HWC",
-        operations=(energon_dali.RandomResizedCrop(CROP_PIXELS), energon_dali.HorizontalFlip()),
-    )
+    Args:
+        task: Says where crops may be.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
+        area, ratio = crop_ranges(task)
+        self.decoder = energon_dali.DaliDecoder(
+            image_decode="torchrgb8",
+            image_decode_device="cpu",
+            image_layout="HWC",
+            operations=(
+                energon_dali.RandomResizedCrop(CROP_PIXELS, scale=area, ratio=ratio),
+                energon_dali.HorizontalFlip(),
+            ),
+        )
         self.mean = 255 * torch.tensor(MEAN).view(3, 1, 1)
         self.std = 255 * torch.tensor(STD).view(3, 1, 1)
 
@@ -54,7 +62,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     """Yields stacked float batches."""
     config = energon_dali.WorkerConfig(rank=0, world_size=1, num_workers=int(task.options.get("workers", 1)))
     dataset = energon_dali.get_train_dataset(
-        task.dataset, worker_config=config, batch_size=task.batch_size, task_encoder=Encoder()
+        task.dataset, worker_config=config, batch_size=task.batch_size, task_encoder=Encoder(task)
     )
     loader = energon_dali.get_savable_loader(dataset, decode_process=bool(task.options.get("decode_process", False)))
     for batch in loader:
