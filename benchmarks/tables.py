@@ -226,6 +226,8 @@ def ratios_of(workloads: list[dict[str, Any]]) -> str:
     """Returns a table of the ratios and limits of workloads, and whether their targets are met."""
     lines = ["| | target | measured | |", "|---|---|---:|---|"]
     for workload in workloads:
+        if len(workloads) > 1:  # their candidates may have the same names
+            lines.append(f"| **{workload['title']}** | | | |")
         for bar in workload["bars"]:
             if bar["ratio"] is not None:
                 metric = "" if bar["metric"] == workload["metric"] else f", {HEADINGS[bar['metric']]}"

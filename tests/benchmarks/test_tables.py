@@ -88,6 +88,9 @@ def test_ratios_show_targets_and_misses(results: Path) -> None:
     assert "| ours / theirs | at least 1 | 1.5 (1.5 to 3) |  |\n" in filled
     assert "| ours / theirs |  | 1.1 (1.1 to 2.2) |  |\n" in filled
     assert "| ours: memory, MiB | at most 8 | 12 | **missed** |\n" in filled
+    assert "Images to batches" not in filled
+    both = fill("<!-- ratios some.json work work -->\n<!-- end of figures -->", results)
+    assert both.count("| **Images to batches** | | | |\n| ours / theirs |") == 2
 
 
 @pytest.mark.parametrize("names", ["none.json work samples_per_second", "some.json none samples_per_second"])
