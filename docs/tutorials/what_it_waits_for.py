@@ -11,6 +11,7 @@
 # %%
 import shlex
 import subprocess
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -78,6 +79,7 @@ run(
 # in the log of a cluster it prints a line every 30 seconds. Here, a step of the "model" takes 10 ms.
 
 # %%
+sys.path.insert(0, ".")  # encoder.py is in the current folder
 from encoder import Encoder
 
 
