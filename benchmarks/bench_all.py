@@ -35,8 +35,9 @@ _SUITE_MODULES = {
     "scale": "benchmarks.scale.workloads",
     "streams": "benchmarks.scale.streams",
 }
-"""Modules of suites that are not called as the suite is."""
+"""Modules of suites whose names differ from the suite's."""
 _SOURCES = Path(__file__).resolve().parent.parent
+"""Folder of the modules that run, whatever repository a test puts in the place of ROOT."""
 _RUN = (sys.executable, "-m", "benchmarks.run")
 
 
@@ -167,10 +168,9 @@ def measured_paths(table: Table) -> list[str]:
 
 def _imports_of(module: str) -> set[str]:
     """Returns the modules of benchmarks that a module imports by name."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse((_SOURCES / _path_of(module)).read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "benchmarks":
-            assert node.module is not None
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "benchmarks":
             found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
     return {name for name in found if (_SOURCES / _path_of(name)).is_file()}
 
