@@ -10,7 +10,7 @@
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
 #                      by default they are in OUT_DIR/work and are removed at the end
 #
-# Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
+# Set COMMIT if the code is a copy without a repository. Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
 # what PYTHONPATH holds. Each stage ends after 8 minutes at the latest. A stage that fails does not keep the others from running;
 # the exit status is 1 if one failed. OUT_DIR/report.html is what to send to others: it has everything that matters of all
 # stages whose results are in OUT_DIR, also of earlier calls. Nothing is written outside of OUT_DIR and --work.
@@ -100,8 +100,8 @@ copy_code() {
     examples pyproject.toml | tar -C "$tree" -xf -
   rm -rf "$tree/energon_dali/kernels"
   mv "$tree/kernels" "$tree/energon_dali/kernels"
-  commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
-  if [[ -n $commit && -n $(git -C "$root" status --porcelain 2>/dev/null) ]]; then commit+=+; fi
+  commit=${COMMIT:-$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)}
+  if [[ -z ${COMMIT:-} && -n $commit && -n $(git -C "$root" status --porcelain 2>/dev/null) ]]; then commit+=+; fi
   echo "$commit" >"$tree/COMMIT"
 }
 

@@ -269,7 +269,8 @@ def _status(arguments: list[str], folder: str, environment: dict[str, str]) -> i
 def main() -> None:
     """Imports, and returns as soon as programs can be run; the server goes on in a process of its own."""
     for name in IMPORTED:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # a GPU host may lack some, and what needs one says so itself
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     server = _Server(sys.argv[1])
