@@ -54,6 +54,9 @@ def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
     """Returns whether DALI is certain to decode an image, and to the pixels that PIL gives."""
     if not header.dali_decodable or header.bit_depth > 8:
         return False
+    # nvJPEG takes stored RGB for YCbCr (seen with 13.0 on an H100). PIL on every device: the plan does not know which.
+    if (header.format, header.color) == ("jpeg", "rgb"):
+        return False
     if spec.front_end is not None:
         # Transparent images are put on white, and a front end may refuse what is not RGB: both by PIL. So are crops
         # after a resize, which are resampled twice.

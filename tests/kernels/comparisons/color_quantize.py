@@ -16,7 +16,7 @@ def compare(device: str) -> int:
     from energon_dali.kernels.color_quantize.kernel import color_quantize_triton
 
     count = 0
-    for pixels, colors in ((0, 3), (1, 1), (1023, 2), (1025, 37), (2048, 100)):
+    for pixels, colors in ((0, 3), (1, 1), (1023, 2), (1025, 37), (2048, 100), ((1 << 19) + 7, 2)):
         rng = np.random.default_rng(pixels)
         data = torch.from_numpy(rng.integers(0, 256, (pixels, 3), dtype=np.uint8)).to(device)
         levels = rng.uniform(0, 255, (colors, 3))
