@@ -99,13 +99,15 @@ def main(arguments: list[str] | None = None) -> int:
             end += time.monotonic() - began
         left = sum(len(one.candidates) for one in chosen[number:])
         share = max(0.0, end - time.monotonic()) * len(workload.candidates) / left
-        result = runner.run(time.monotonic() + share)
+        try:
+            result = runner.run(time.monotonic() + share)
+        finally:  # an interrupted run keeps its results, also those of the workload that was interrupted
+            report["workloads"].append(runner.result())
+            if options.json is not None:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(report, indent=1) + "\n")
         failed |= runner.failed
-        report["workloads"].append(result)
         print(as_text(result), flush=True)
-        if options.json is not None:  # after each workload, so that an interrupted run keeps its results
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.quick:
         print("A quick run, with small files and batches: these figures mean nothing.")
     return int(failed)

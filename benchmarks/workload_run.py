@@ -119,7 +119,7 @@ class WorkloadRun:
                             self._note_checked(candidate, numbers)
                         self._runs[candidate.name].append(numbers)
                     progress.update()
-        return self._result()
+        return self.result()
 
     def _note_checked(self, candidate: Candidate, numbers: dict[str, float] | None) -> None:
         self._checked[candidate.name] = int((numbers or {}).pop("samples_checked", 0))
@@ -176,7 +176,8 @@ class WorkloadRun:
             options=options,
         )
 
-    def _result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
+        """Returns what was measured so far as plain values."""
         work = self.workload
         return {
             "name": work.name,

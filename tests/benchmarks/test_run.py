@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import environments, plot, run
+from benchmarks import environments, plot, run, workload_run
 from benchmarks.candidates.task import RESULT, Task
+from benchmarks.contestants import BLOCK, CEILING
 from benchmarks.data.recipe import make_dataset
-from benchmarks.environments import CandidateError, python_of, run_candidate
+from benchmarks.environments import CandidateError, Outcome, python_of, run_candidate
 
 pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be a busy machine
 
@@ -43,6 +45,26 @@ def test_every_candidate_was_checked_and_timed(report_path: Path) -> None:
         assert one["samples_checked"] >= 128
         assert len(one["runs"]) == 1
         assert one["summary"]["samples_per_second"]["median"] > 0
+
+
+def test_a_run_that_is_ended_leaves_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a machine is lent for short: `timeout` sends SIGTERM, which raises SystemExit here."""
+    ran: list[str] = []
+
+    def ends_in_the_second(task: Task, python: Path, **options: Any) -> Outcome:
+        if ran:
+            raise SystemExit(143)
+        ran.append(task.program)
+        return Outcome({"samples_per_second": 7.0, "samples_checked": 1.0}, {})
+
+    monkeypatch.setattr(workload_run, "run_candidate", ends_in_the_second)
+    path = tmp_path / "gpu.json"
+    words = ["gpu-images", "--quick", "--only", "imagenet-uint8", "--cache", str(tmp_path), "--json", str(path)]
+    with pytest.raises(SystemExit):
+        run.main([*words, "--candidates", CEILING, BLOCK])
+    (work,) = json.loads(path.read_text())["workloads"]
+    rates = {one["name"]: [each["samples_per_second"] for each in one["runs"]] for one in work["candidates"]}
+    assert rates == {CEILING: [7.0], BLOCK: []}
 
 
 def test_the_report_becomes_a_chart(report_path: Path, tmp_path: Path) -> None:

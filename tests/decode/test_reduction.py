@@ -28,6 +28,7 @@ from energon_dali.decode import (
     Resize,
     screen_image,
 )
+from energon_dali.decode.dali.dispatch import DaliHandle
 from energon_dali.decode.formats.jpeg import open_reduced
 from energon_dali.decode.formats.jpeg2000 import open_reduced as open_reduced_jpeg2000
 from energon_dali.decode.geometry import handle_geometry
@@ -290,7 +291,7 @@ def test_damaged_files_fail_at_every_scale() -> None:
 @pytest.mark.parametrize("scale", ["exact", "fast", "fastest"])
 def test_dali_decoder_gives_the_pixels_of_the_sample_decoder(scale: Any) -> None:
     """PIL decodes what is decoded at 1/4 and 1/8; of the others DALI decodes the region at full size."""
-    data = encode(BIG, "JPEG", quality=92)
+    data = encode(BIG, "JPEG", quality=40)
     options: dict[str, Any] = {
         "image_decode": "torchrgb8",
         "operations": [RandomResizedCrop(48), HorizontalFlip()],
@@ -319,6 +320,14 @@ def test_dali_decoder_gives_the_pixels_of_the_sample_decoder(scale: Any) -> None
         assert isinstance(outcome, Decoded)
         assert outcome.route == "dali-cpu"
         assert psnr(outcome.value, exact.decode_part("jpg", data, seed=handle_.seed)) > 60
+
+
+def test_dali_keeps_a_file_that_is_large_for_its_pixels() -> None:
+    decoder = DaliDecoder(image_decode_device="cpu", operations=[Resize((32, 32))], decode_scale="fastest")
+    small, large = (encode(BIG, "JPEG", quality=quality) for quality in (40, 92))
+    assert len(small) < 0.15 * BIG.width * BIG.height < len(large)
+    assert not isinstance(decoder.make_handle("jpg", small), DaliHandle)
+    assert isinstance(decoder.make_handle("jpg", large), DaliHandle)
 
 
 def test_options_that_cannot_work() -> None:

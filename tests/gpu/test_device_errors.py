@@ -11,7 +11,9 @@ from tests.gpu.observations import Observations
 from tests.gpu.where import Where, ending_of, run_program
 
 BREAK = """
-import sys
+import faulthandler, resource, sys
+faulthandler.dump_traceback_later(80, exit=True)  # a program that hangs says where
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # and one that aborts writes no core
 import torch
 from energon_dali.decode.dali.runtime import engine
 def break_device(kind):

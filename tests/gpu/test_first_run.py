@@ -126,7 +126,7 @@ def test_two_ranks_on_one_host_have_a_context_on_their_own_gpu_alone(
 
 
 def test_which_codec_decodes_a_crop(where: Where, observe: Observations) -> None:
-    """DALI does not say who decoded. A GPU's result differs from PIL's somewhere; that of the CPU threads does not."""
+    """DALI does not say who decoded; the kernels that ran do. Pixels do not: an H100's JPEG engine gives PIL's."""
     from torch.profiler import ProfilerActivity, profile
 
     decoder = where.decoder(image_decode="torchrgb8", operations=[CenterCrop(64)])
@@ -147,7 +147,7 @@ def test_which_codec_decodes_a_crop(where: Where, observe: Observations) -> None
     assert levels["png-rgb"] == 0
     if where.kind == "gpu":
         assert routes == {name: "dali-host" if name == "png-rgb" else "dali-gpu" for name in names}
-        assert levels["jpeg-420"] > 0, "equal to PIL's bit for bit: CPU threads decoded the crop"
+        assert any("nvjpeg" in kernel for kernel in kernels), "no kernel of nvJPEG ran: CPU threads decoded the crops"
     else:
         assert set(routes.values()) == {"dali-cpu"}
         assert set(levels.values()) == {0}

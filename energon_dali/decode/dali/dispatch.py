@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _LEAST_FACTOR = 4
 """Divisor of both sides from which on PIL's smaller image takes less time (docs/benchmarks.md, 1920 x 1080)."""
+_MOST_BYTES_PER_PIXEL = 0.15
+"""Of a file that PIL decodes at a smaller scale: it reads all of it, and DALI nothing below the region. With 0.125 PIL
+took two thirds of DALI's time, with 0.17 and 0.33 slightly more (docs/benchmarks.md, large images)."""
 
 
 class DaliHandle(MediaHandle):
@@ -45,8 +48,10 @@ class DaliHandle(MediaHandle):
 def is_left_to_pil(handle: MediaHandle) -> bool:
     """Returns whether PIL decodes an image at a smaller scale in less time than DALI its region, on the CPU.
 
-    At half its size it does not, unless DALI would also resample.
+    At half its size it does not, unless DALI would also resample, nor if the file is large for its pixels.
     """
+    if len(handle.data) > _MOST_BYTES_PER_PIXEL * handle.width * handle.height:
+        return False
     return decoded_factor(handle) >= (_LEAST_FACTOR if can_finish(handle.spec) else 2)
 
 
@@ -54,7 +59,8 @@ def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
     """Returns whether DALI is certain to decode an image, and to the pixels that PIL gives."""
     if not header.dali_decodable or header.bit_depth > 8:
         return False
-    # nvJPEG takes stored RGB for YCbCr (seen with 13.0 on an H100). PIL on every device: the plan does not know which.
+    # nvJPEG takes stored RGB for YCbCr (seen with 13.0 and 13.3 on an H100). Left to PIL on every device: the plan does
+    # not know which it will be.
     if (header.format, header.color) == ("jpeg", "rgb"):
         return False
     if spec.front_end is not None:
