@@ -39,6 +39,7 @@ CODE_PAGES = (
     "cuda-graphs.md",
     "gpu.md",
     "gpu-evidence.md",
+    "gpu-notes.md",
     "kernels.md",
     "../CONTRIBUTING.md",
 )
