@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.tables import FIGURE, TABLE, MissingFigureError, fill, pages  # noqa: E402
 
 STRICT_PAGES = ("README.md", "docs/benchmarks.md")
-LOGS = ("docs/benchmarks-log.md", "docs/capacity.md")
+LOGS = ("docs/benchmarks-log.md", "docs/capacity.md", "docs/gpu-notes.md")
 _RESULTS = re.compile(r"benchmarks/results/([\w-]+\.json)")
 _BLOCKS = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)|<!--.*?-->|^#.*?$", re.DOTALL | re.MULTILINE)
