@@ -10,10 +10,11 @@
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
 #                      by default they are in OUT_DIR/work and are removed at the end
 #
-# Set COMMIT if the code is a copy without a repository. Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
-# what PYTHONPATH holds. Each stage ends after 8 minutes at the latest. A stage that fails does not keep the others from running;
-# the exit status is 1 if one failed. OUT_DIR/report.html is what to send to others: it has everything that matters of all
-# stages whose results are in OUT_DIR, also of earlier calls. Nothing is written outside of OUT_DIR and --work.
+# Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
+# what PYTHONPATH holds. If the code is a copy without its repository, COMMIT names its commit. Each stage ends after 8
+# minutes at the latest. A stage that fails does not keep the others from running; the exit status is 1 if one failed.
+# OUT_DIR/report.html is what to send to others: it has everything that matters of all stages whose results are in
+# OUT_DIR, also of earlier calls. Nothing is written outside of OUT_DIR and --work.
 set -euo pipefail
 
 STAGES=(doctor tests kernels images mixed video vision ranks profile growth)

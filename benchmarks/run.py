@@ -100,9 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
         left = sum(len(one.candidates) for one in chosen[number:])
         share = max(0.0, end - time.monotonic()) * len(workload.candidates) / left
         try:
-            result = runner.run(time.monotonic() + share)
+            runner.run(time.monotonic() + share)
         finally:  # an interrupted run keeps its results, also those of the workload that was interrupted
-            report["workloads"].append(runner.result())
+            result = runner.result()
+            report["workloads"].append(result)
             if options.json is not None:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(report, indent=1) + "\n")

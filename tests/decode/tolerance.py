@@ -25,7 +25,7 @@ two pixels without interpolation: sharp edges between colours differ by many lev
 chroma, and DALI scales RGB.
 
 DALI on a GPU against the CPU: nvJPEG, nvJPEG2000 and nvTIFF decode JPEG, JPEG 2000 and TIFF there. On an H100 with
-nvJPEG 13.3 (tests/gpu/test_pixels.py), the JPEG engine gave PIL's values but for one level in a few of 10,000 of them,
+nvJPEG 13.3 (tests/gpu/test_pixels.py), the JPEG engine gave PIL's values but for one level in one of 10,000 of them,
 and CUDA cores, which also decode what the engine does not (progressive, 4:1:1), differed by up to 3 levels: 62 dB.
 nvTIFF and nvJPEG2000 should be exact where the format is lossless. CPU threads decode PNG, BMP and PNM, as on the CPU.
 Gray images ("L") are computed from RGB on the GPU, which may round halves to even: 256 of the 2**24 colours may differ
