@@ -15,6 +15,7 @@ from benchmarks.plot_growth import lines_of
 _COLOURS = {
     "energon_dali": OURS,
     "energon_dali, local disk": "#8fc7b2",
+    "planned packs": "#8fc7b2",
     "megatron-energon": "#d08a2f",
     "webdataset": "#7a68a6",
     "MosaicML Streaming": "#4c78a8",
@@ -104,6 +105,7 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
     axis.set_xlabel(panel["x_label"], fontsize=8)
     axis.set_ylabel(panel["unit"], fontsize=8)
     axis.set_ylim(0, 1.08 * highest)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.set_title(panel["title"], fontsize=8, loc="left", color=INK)
     axis.legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     axis.tick_params(labelsize=8)
