@@ -64,7 +64,17 @@ def open_loader(task: Task, encoder: Any, path: str = "") -> Any:
         task_encoder=encoder,
         **({"parallel_shard_iters": lanes} if lanes else {}),
     )
-    return library.get_savable_loader(dataset)
+    loader = library.get_savable_loader(dataset)
+    if task.options["library"] != "energon_dali":
+        close_connections()
+    return loader
+
+
+def close_connections() -> None:
+    """Closes connections of multi-storage-client, which forked workers would share, mixing up each other's answers."""
+    shortcuts = importlib.import_module("multistorageclient.shortcuts")
+    for client in shortcuts._STORAGE_CLIENT_CACHE.values():
+        client.delegate._storage_provider._s3_client.close()
 
 
 def draw_lengths() -> None:
