@@ -109,8 +109,8 @@ def plan(
     With --loads or --compare, the costs of ranks and micro-batches are shown in place of the samples, relative to the
     mean: of jobs with --balance, by what `energon-dali measure` stored.
 
-    With --diff or --diff-path, two plans are compared: how many samples come at another step, come newly, or no longer
-    come. The exit status is 0 if none does, 1 if some do, and 2 after an error.
+    With --diff or --diff-path, two plans are compared: how many samples come at another step, are new or no
+    longer come. The exit status is 0 if none does, 1 if some do, and 2 after an error.
     """
     if loads or compare or plot is not None:
         if diff is not None or diff_path is not None:
@@ -338,8 +338,8 @@ def describe_differences(comparison: PlanComparison) -> Iterator[str]:
         if differing > _SHOWN_STEPS:
             continue
         yield (
-            f"Step {one.step:,}: {len(one.only_first)} of {one.num_first} samples go, {len(one.only_second)} of "
-            f"{one.num_second} come"
+            f"Step {one.step:,}: {len(one.only_first)} of {one.num_first} samples removed, {len(one.only_second)} of "
+            f"{one.num_second} added"
         )
         for sign, samples in (("-", one.only_first), ("+", one.only_second)):
             for sample in samples[:_SHOWN_OF_DIFFERENCE]:

@@ -270,7 +270,7 @@ def test_two_configurations_are_compared(data: Path) -> None:
     assert (len(other["steps"][0]["only_first"]), len(other["steps"][0]["only_second"])) == (0, 1)
     code, text = compare(path, "--step", "2", "--batch-size", "20", "--diff", "--seed 1", "--seed", "0")
     assert code == 1
-    assert "of 20 samples go" in text
+    assert "of 20 samples removed" in text
     assert "\n  - " in text
     assert "\n  + " in text
     code, text = compare(path, "--step", "2", "--diff-path", str(data / "b"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from energon_dali.shards.storage.request_pool import RequestPool
 
@@ -51,3 +52,31 @@ def test_requests_that_wait_are_cancelled_when_the_last_user_leaves() -> None:
     pool.join(one)
     assert pool.submit(1, lambda: "again").result(60) == "again"
     pool.leave(one)
+
+
+def test_a_request_is_not_lost_when_the_limit_falls_while_threads_wait() -> None:
+    pool, user = RequestPool(), object()
+    pool.join(user)
+    try:
+        threads = pool.limit
+        together = threading.Barrier(threads)
+        for future in [pool.submit(0, _slowly, together) for _ in range(threads)]:
+            future.result(timeout=30)
+        deadline = time.monotonic() + 30
+        while pool._idle < threads and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert pool._idle == threads
+
+        pool.submit(0, int).result(timeout=30)  # fast: the limit falls below the number of threads
+
+        assert pool.limit < threads - 1
+        assert pool.submit(0, int).result(timeout=30) == 0
+        assert len(pool._threads) == pool.limit
+    finally:
+        pool.leave(user)
+
+
+def _slowly(together: threading.Barrier) -> None:
+    """Takes as long as with a high latency, in all threads at the same time."""
+    together.wait(timeout=30)
+    time.sleep(0.05)

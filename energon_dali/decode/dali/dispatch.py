@@ -36,7 +36,7 @@ _LEAST_FACTOR = 4
 """Divisor of both sides from which on PIL's smaller image takes less time (docs/benchmarks.md, 1920 x 1080)."""
 _MOST_BYTES_PER_PIXEL = 0.15
 """Of a file that PIL decodes at a smaller scale: it reads all of it, and DALI nothing below the region. With 0.125 PIL
-took two thirds of DALI's time, with 0.17 and 0.33 slightly more (docs/benchmarks.md, large images)."""
+took two thirds of DALI's time, with 0.17 and 0.33 slightly more (photographs of 2 and 12 megapixels)."""
 
 
 class DaliHandle(MediaHandle):

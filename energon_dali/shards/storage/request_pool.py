@@ -160,6 +160,8 @@ class RequestPool:
                     self._idle -= 1
                 if not self._waiting or len(self._threads) > self.limit:
                     self._threads.discard(token)
+                    if self._waiting:  # the limit fell, so this thread is one too many: wake another for the request
+                        self._change.notify()
                     return
                 request = self._waiting.popleft()
             future = request.future
