@@ -78,7 +78,13 @@ TABLES = (
     Table(name="trainer", suite="trainer"),
     Table(name="packing", suite="packing", workloads=("packing-1000", "packing-saving")),
     Table(name="scale", suite="scale", workloads=("scale-100m", "scale-blend"), plot="benchmarks.remote.plot"),
-    Table(name="remote", suite="remote", plot="benchmarks.remote.plot"),
+    Table(
+        name="remote",
+        suite="remote",
+        workloads=("packs-20ms", "jpeg-20ms", "decoded-20ms", "text-20ms", "opening-20ms"),
+        plot="benchmarks.remote.plot",
+    ),
+    Table(name="remote-latency", suite="remote", workloads=("jpeg-0ms", "jpeg-100ms"), plot=""),
     Table(name="streams", suite="streams", plot="benchmarks.remote.plot"),
 )
 """In the order in which they run: what most readers look at comes first."""
