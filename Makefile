@@ -51,7 +51,7 @@ help:
 	@echo "make dist-pythons [PYTHONS='python3.10 python3.13']  tests the wheel in an empty environment of each Python"
 	@echo "make release-check      compares versions, and refuses images of the documentation that are older than what they show"
 	@echo "make bench-all [TABLES='peers cpu']   runs the benchmarks of the documentation, each next to other loaders; hours"
-	@echo "make bench-TABLE        runs one: peers, cpu, small, video, first-batch, vision, decode-scale, packing, blend, trainer, remote, remote-latency, streams, scale"
+	@echo "make bench-TABLE        runs one: peers, cpu, small, video, first-batch, vision, decode-scale, packing, blend, trainer, remote, remote-latency, remote-blend, streams, scale"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host, and writes OUT/report.html"
 
 setup: $(STAMP)

@@ -81,10 +81,11 @@ TABLES = (
     Table(
         name="remote",
         suite="remote",
-        workloads=("packs-20ms", "jpeg-20ms", "decoded-20ms", "text-20ms", "opening-20ms"),
+        workloads=("packs-20ms", "jpeg-20ms", "decoded-20ms", "text-20ms"),
         plot="benchmarks.remote.plot",
     ),
     Table(name="remote-latency", suite="remote", workloads=("jpeg-0ms", "jpeg-100ms"), plot=""),
+    Table(name="remote-blend", suite="remote", workloads=("opening-20ms",), plot=""),
     Table(name="streams", suite="streams", plot="benchmarks.remote.plot"),
 )
 """In the order in which they run: what most readers look at comes first."""
