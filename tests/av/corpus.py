@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -247,13 +247,13 @@ def audio_file(name: str) -> bytes:
 def encode_video(recipe: VideoRecipe) -> bytes:
     """Returns the video of a recipe; a pure function.
 
-    On a busy machine, FFmpeg's MP4 muxer has refused a packet of x265. The video is made again then.
+    On a busy machine, FFmpeg's MP4 muxer has refused a packet of x265, even twice. The video is made again then.
     """
     with _scheduling_kept():
-        try:
-            return _encode_video(recipe)
-        except av.error.PatchWelcomeError:
-            return _encode_video(recipe)
+        for _ in range(4):
+            with suppress(av.error.PatchWelcomeError):
+                return _encode_video(recipe)
+        return _encode_video(recipe)
 
 
 @contextmanager
