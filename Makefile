@@ -7,6 +7,8 @@ ENERGON_VENV  := .venv-energon
 ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
 PEERS_VENV  := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.up-to-date
+DATASETS_VENV  := .venv-datasets
+DATASETS_STAMP := $(DATASETS_VENV)/.up-to-date
 DOCS_VENV  := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.up-to-date
 DIST_VENV  := .venv-dist
@@ -82,6 +84,13 @@ $(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
 	test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
 	$(PEERS_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(PEERS_VENV)/bin/python -m pip install --quiet --requirement benchmarks/remote/requirements-peers.txt
+	@touch $@
+
+# Hugging Face datasets, for a test: its pyarrow would change what LitData writes.
+$(DATASETS_STAMP):
+	test -x $(DATASETS_VENV)/bin/python || $(PYTHON) -m venv $(DATASETS_VENV)
+	$(DATASETS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(DATASETS_VENV)/bin/python -m pip install --quiet torch==2.13.0 datasets==4.4.2 pillow
 	@touch $@
 
 # The tests start hundreds of processes. Where bytecode is not written (PYTHONDONTWRITEBYTECODE), each would compile all
@@ -218,4 +227,4 @@ gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(QUICK) $(if $(STAGES),--stage $(STAGES))
 
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) $(NOTEBOOKS_VENV) notebooks site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu
+	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DATASETS_VENV) $(DOCS_VENV) $(DIST_VENV) $(NOTEBOOKS_VENV) notebooks site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

@@ -25,7 +25,7 @@ COMMAND = re.compile(r"^ *(energon-dali (?:pack|prepare) .*)$", re.MULTILINE)
 PEERS_PYTHON = Path(os.environ.get("PEERS_PYTHON", ROOT / ".venv-peers" / "bin" / "python"))
 """An environment with the other libraries: `make .venv-peers/.up-to-date` creates it."""
 DATASETS_PYTHON = Path(os.environ.get("DATASETS_PYTHON", ROOT / ".venv-datasets" / "bin" / "python"))
-"""One of its own with Hugging Face datasets, whose pyarrow changes what LitData writes."""
+"""One for Hugging Face datasets, whose pyarrow changes what LitData writes: `make .venv-datasets/.up-to-date`."""
 IMPORTS = {"litdata": "litdata", "mosaicml": "streaming", "hugging-face": "datasets"}
 """What the first programs import that the tests' own environment does not have."""
 WITH_TORCHVISION = (
@@ -112,11 +112,10 @@ def test_programs_before_and_after_deliver_the_same_samples(printed: dict[str, s
 def test_programs_of_other_libraries_deliver_the_same_samples(
     name: str, source: Path, printed: dict[str, set[str]], warm_python: str, tmp_path: Path
 ) -> None:
-    python = DATASETS_PYTHON if name == "hugging-face" else PEERS_PYTHON
-    if not PEERS_PYTHON.exists():
-        pytest.skip(f"{PEERS_PYTHON} does not exist: `make bench-peers` creates it, PEERS_PYTHON names another one")
+    kind, python = ("datasets", DATASETS_PYTHON) if name == "hugging-face" else ("peers", PEERS_PYTHON)
     if not python.exists():
-        pytest.skip(f"{python} does not exist. It needs torch==2.13.0, datasets==4.4.2 and pillow (or DATASETS_PYTHON)")
+        made = f"`make .venv-{kind}/.up-to-date` creates it"
+        pytest.skip(f"{python} does not exist: {made}, {kind.upper()}_PYTHON names another one")
     page, folder, expected = (
         ROOT / "docs" / "coming-from" / f"{name}.md",
         new_folder(tmp_path, source),
