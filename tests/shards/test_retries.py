@@ -252,6 +252,59 @@ def test_after_an_outage_a_file_has_a_whole_budget(dataset: Path, clock: FakeClo
     assert clock.pauses[-3:] == [5.0, 0.1, 0.2], "pauses grow from the start again"
 
 
+@pytest.mark.parametrize(
+    ("policy", "failures"),
+    [
+        (RetryPolicy(), 5),
+        (RetryPolicy(), 4),
+        (RetryPolicy(attempts=2), 2),
+        (RetryPolicy(attempts=50, request_seconds=3), 5),
+    ],
+)
+def test_a_store_that_answers_again_after_the_last_attempt_costs_nothing(
+    dataset: Path, clock: FakeClock, policy: RetryPolicy, failures: int
+) -> None:
+    """Whether the file is at fault is asked after its attempts: by then the store may be up again."""
+    left = 0
+
+    def fails(path: str, fd: int) -> OSError | None:
+        nonlocal left
+        down = left > 0
+        left -= path.endswith("shard_1.tar")
+        return OSError(errno.EIO, "down") if down else None
+
+    with failing_preads(fails), read_scope(ReadScope(policy)):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        assert good(reader.read([1, 0], [0, 0])) == ["s1_0", "s0_0"]
+        left = failures
+        assert good(reader.read([1, 1], [1, 2])) == ["s1_1", "s1_2"]
+        assert left <= 0
+        reader.close()
+
+
+def test_a_success_between_early_attempts_blames_no_file(dataset: Path, clock: FakeClock) -> None:
+    """Another thread reads something after the first attempt, and then nothing can be read for a while."""
+    attempts, end = 0, clock.time
+
+    def fails(path: str, fd: int) -> OSError | None:
+        nonlocal attempts
+        if clock.time >= end:
+            return None
+        attempts += 1
+        if attempts == 2:
+            known.last_success = clock.now()
+        return OSError(errno.EIO, "down")
+
+    with failing_preads(fails), read_scope(ReadScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        known = store.store_of(str(dataset))
+        assert good(reader.read([1, 0], [0, 0])) == ["s1_0", "s0_0"]
+        end = clock.time + 20
+        assert good(reader.read([1], [1])) == ["s1_1"]
+        reader.close()
+    assert attempts > 5
+
+
 def test_a_shard_that_could_not_be_opened_is_opened_by_the_next_read(dataset: Path) -> None:
     reader = ShardReader(WebdatasetFolder(str(dataset)))
     away = (dataset / "shard_1.tar").rename(dataset / "away")

@@ -3,8 +3,8 @@
 A request is repeated a few times with growing pauses, within a budget (`RetryPolicy`). When the budget is used up, the
 store decides what happens:
 
-- Other requests to the store succeed: only this file is affected. The request raises StorageError, which costs a
-  sample.
+- The store answers, before the last attempt and after it: only this file is affected. The request raises StorageError,
+  which costs a sample.
 - Nothing can be read from the store: no sample is dropped. While a loader runs, the request is repeated until the store
   answers again, or until it raises StoreUnavailableError, which ends the run.
 
@@ -93,8 +93,12 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
     tried = total = 0
     pause = FIRST_PAUSE_SECONDS
     store_was_down = False
+    answered = (
+        allowed == 1
+    )  # whether the store answered just before the last attempt; of a single one, nothing is known
     while True:
         tried, total = tried + 1, total + 1
+        attempted = clock.now()
         try:
             if failed is not None:
                 raise failed
@@ -107,23 +111,24 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
                 raise _storage_error(what, total, error) from error
             now = clock.now()
             seconds_down = scope.seconds_down(store, now)
-            if tried >= allowed or now + pause - began > policy.request_seconds:
-                if not scope.outlasts_stores:
+            over = tried >= allowed or now + pause - began > policy.request_seconds
+            if over and not scope.outlasts_stores:
+                scope.mark_failed(path, now)
+                raise _storage_error(what, total, error) from error
+            # Only an attempt that fails while the store answers, before it and after it, says something about the file.
+            if scope.outlasts_stores and (over or tried == allowed - 1):
+                # A file that keeps failing needs no probe each time.
+                recently = attempted - RECENT_SECONDS if has_failed else attempted
+                answers = store.last_success > recently or store.responds(now)
+                if answers and answered and over:
                     scope.mark_failed(path, now)
                     raise _storage_error(what, total, error) from error
-                # A file that keeps failing needs no probe each time.
-                recently = began - RECENT_SECONDS if has_failed else began
-                if store.last_success > recently or store.responds(now):
-                    if not store_was_down:
-                        scope.mark_failed(path, now)
-                        raise _storage_error(what, total, error) from error
-                    # The store answers again, so the attempts so far say nothing about this file.
-                    store_was_down, began, tried, allowed = False, now, 0, policy.attempts
-                    pause = FIRST_PAUSE_SECONDS
-                elif seconds_down >= policy.store_seconds:
+                if not answers and over and seconds_down >= policy.store_seconds:
                     raise _store_error(store, what, seconds_down, error) from error
-                else:
-                    store_was_down = True
+                if answers and over:  # it answers again
+                    began, tried, allowed = now, 0, policy.attempts if store_was_down else 1
+                    pause = FIRST_PAUSE_SECONDS
+                answered, store_was_down = answers, not answers
             scope.pause(pause, store, what, error)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         else:
