@@ -136,7 +136,8 @@ def read_log(folder):
 job = subprocess.Popen(
     shlex.split("torchrun --standalone --nproc-per-node 2 train.py 100000 killed")
 )
-while len(read_log("killed")) < 5:
+log = Path("killed", "log.jsonl")
+while job.poll() is None and not (log.exists() and log.read_text().count("\n") >= 5):
     time.sleep(0.1)
 os.kill(int(Path("killed", "pid-1").read_text()), signal.SIGKILL)
 print(job.wait() != 0)  # True

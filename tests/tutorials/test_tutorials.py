@@ -65,12 +65,20 @@ def test_it_runs_and_prints_what_it_says(
         "PYTHON_EXEC": warm_python,  # with which torchrun starts its ranks
     }
     program = [warm_python, "-W", "error::DeprecationWarning:__main__", tutorial.name]
-    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = iter(done.stdout.splitlines())
+    printed, errors = tmp_path / "printed.txt", tmp_path / "errors.txt"
+    # Files, because a process that a failed program left behind would keep a pipe open, and the test would wait for it.
+    with printed.open("w") as stdout, errors.open("w") as stderr:
+        process = subprocess.Popen(program, cwd=tmp_path, env=environment, stdout=stdout, stderr=stderr)
+        try:
+            status: int | None = process.wait(300)
+        except subprocess.TimeoutExpired:
+            status = None
+            process.kill()
+    assert status == 0, f"status {status}\n{printed.read_text()}\n{errors.read_text()}"
+    lines = iter(printed.read_text().splitlines())
     expected = [text.strip() for text in PRINTED.findall(tutorial.read_text())]
     assert expected
-    assert [text for text in expected if text not in lines] == [], done.stdout  # in this order
+    assert [text for text in expected if text not in lines] == [], printed.read_text()  # in this order
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
