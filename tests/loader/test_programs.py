@@ -205,7 +205,7 @@ except KeyboardInterrupt:
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("interrupted True\n1 True\n", "", 0)
 
 
@@ -214,7 +214,7 @@ def test_ctrl_c_that_nobody_catches(marker: str) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert err.strip().splitlines()[-1] == "KeyboardInterrupt"
     assert err.count("Traceback") == 1
     assert process.returncode == -signal.SIGINT
@@ -254,7 +254,7 @@ def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
     assert len(process.stdout.readline().split()) == 2
     assert wait_until(lambda: len(alive(marker)) == 3, 60)
     os.kill(process.pid, end)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert wait_until(lambda: not alive(marker), 2.0)
 
 
@@ -278,7 +278,7 @@ next(iter(loader))
     assert wait_until(lambda: not set(alive(marker)) & set(workers), 2.0)
     (holder,) = alive(marker)
     os.kill(holder, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 def test_a_worker_is_killed(marker: str) -> None:

@@ -122,7 +122,7 @@ def test_a_server_that_fails_ends_the_opening_after_one_budget(web: Web) -> None
         open_train(f"{web.url}/second.yaml")
     for thread in threading.enumerate():
         if thread.name.startswith("energon-dali-read"):
-            thread.join(10)  # they end by themselves
+            thread.join(60)  # they end by themselves
             assert not thread.is_alive()
 
 

@@ -18,6 +18,7 @@ import energon_dali as ed
 from energon_dali.shards.storage import node_files, retry
 from energon_dali.shards.storage.node_files import read_once
 from tests.loader.dataset_folder import prepare, write_shards
+from tests.running_time import wait_until
 from tests.shards.web_server import Web, serving
 
 FORK = get_context("fork")
@@ -108,51 +109,68 @@ def test_many_processes_request_what_one_requests(
     assert all(of_many[name] <= of_one[name] for name in of_one), (of_one, of_many)
 
 
+def wait_for(file: Path) -> None:
+    """Waits until another process has made a file."""
+    assert wait_until(file.exists, 60)
+
+
 def test_a_process_that_dies_while_it_fetches_leaves_nothing_that_others_wait_for(tmp_path: Path) -> None:
+    kept, fetches = tmp_path / "kept", tmp_path / "fetches"
+
     def work(number: int) -> bytes | None:
         def fetch() -> bytes:
-            with (tmp_path / "fetches").open("a") as file:
+            with fetches.open("a") as file:
                 print(number, file=file, flush=True)
             if number == 1:
-                time.sleep(0.5)
+                time.sleep(0.5)  # the others ask meanwhile
                 os._exit(1)
             return b"content"
 
         if number == 0:
             read_once("another file", lambda: b"")  # becomes the keeper
-            time.sleep(0.6)
-        else:
-            time.sleep(0.1 + number / 10)
+            kept.touch()
+        wait_for(kept if number == 1 else fetches)
         return read_once("file", fetch)
 
     found = in_processes(work, [0, 1, 2, 3, 4])
     assert found == [b"content", None, b"content", b"content", b"content"]
-    assert len((tmp_path / "fetches").read_text().split()) == 2
+    assert len(fetches.read_text().split()) == 2
 
 
 def test_when_the_keeper_dies_others_read_for_themselves_or_keep_files(tmp_path: Path) -> None:
+    kept, ending = tmp_path / "kept", tmp_path / "ending"
+
     def work(number: int) -> Any:
         if number == 0:
             read_once("first", lambda: b"1")
-            time.sleep(0.3)
+            kept.touch()
+            for other in (1, 2):
+                wait_for(tmp_path / f"read-{other}")
+            ending.touch()
             os._exit(1)
-        time.sleep(0.1)
+        wait_for(kept)
         first = read_once("first", lambda: b"fetched again")
-        time.sleep(0.5)
+        (tmp_path / f"read-{number}").touch()
+        wait_for(ending)
+        time.sleep(0.2)
         return [first, *(read_once(f"{name}", lambda: b"2") for name in range(3))]
 
     assert in_processes(work, [0, 1, 2]) == [None, *[[b"1", b"2", b"2", b"2"]] * 2]
 
 
-def test_an_error_is_raised_where_it_happened_and_nowhere_else() -> None:
+def test_an_error_is_raised_where_it_happened_and_nowhere_else(tmp_path: Path) -> None:
+    fetching = tmp_path / "fetching"
+
     def work(number: int) -> Any:
         def fetch() -> bytes:
             if number == 0:
-                time.sleep(0.3)
+                fetching.touch()
+                time.sleep(0.3)  # the others ask meanwhile
                 raise OSError("the disk of rank 0")
             return b"content"
 
-        time.sleep(number / 10)
+        if number:
+            wait_for(fetching)
         try:
             return read_once("file", fetch)
         except OSError as error:

@@ -79,7 +79,7 @@ for batch in loader:
     os.kill(process.pid, signal.SIGKILL)
     wait_until_nothing_is_left(marker, holder)
     os.kill(holder, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 def test_the_decode_process_is_killed(marker: str) -> None:
