@@ -17,7 +17,7 @@ from energon_dali.decode.dali.images.engine import DaliImageEngine, render
 from energon_dali.decode.dali.images.graph import ImageGraph, can_finish
 from energon_dali.decode.dali.runtime.blocks import FutureGroup, consumer_stream
 from energon_dali.decode.dali.runtime.device import Device, resolve_device
-from energon_dali.decode.dali.runtime.engine import engine_for
+from energon_dali.decode.dali.runtime.engine import submit_to_engine
 from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle, decode_on_host, host_threads
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions, PipelineOptions
 from energon_dali.decode.formats import ImageHeader
@@ -161,7 +161,7 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
         and (device.kind == "cpu" or has_gpu_codec(handle.format) != on_host)
         for handle in handles
     ):
-        return _submit_to_engine(options, first, device, handles, stream, on_host)
+        return _submit_group(options, first, device, handles, stream, on_host)
     block = FutureGroup(len(handles), stream)
     groups: dict[tuple[ImageSpec, bool], list[int]] = {}
     for position, handle in enumerate(handles):
@@ -176,12 +176,12 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
         else:
             block.put_when_done([position], decode_on_host(handle, device, stream))
     for (spec, on_host), positions in groups.items():
-        part = _submit_to_engine(options, spec, device, [handles[i] for i in positions], stream, on_host)
+        part = _submit_group(options, spec, device, [handles[i] for i in positions], stream, on_host)
         block.put_when_done(positions, part)
     return block.future
 
 
-def _submit_to_engine(
+def _submit_group(
     options: EngineOptions,
     spec: ImageSpec,
     device: Device,
@@ -190,8 +190,8 @@ def _submit_to_engine(
     on_host: bool,
 ) -> Future[list[Outcome]]:
     graph, runs = _image_pipeline(options, spec, device, on_host)
-    engine = engine_for(DaliImageEngine, graph, runs, gpu_memory_budget_bytes=options.gpu_memory_budget_bytes)
-    decoded = engine.submit(handles, stream=stream)
+    budget = options.gpu_memory_budget_bytes
+    decoded = submit_to_engine(DaliImageEngine, graph, runs, handles, stream=stream, gpu_memory_budget_bytes=budget)
     if spec.front_end is None or device.kind == "gpu":
         return decoded
     return _render_when_decoded(decoded, handles)

@@ -47,7 +47,7 @@ class DaliBackend(VideoBackend):
         self, options: EngineOptions, device: Device, handles: Sequence[ClipsHandle], stream: Any = None
     ) -> Future[list[Outcome]]:
         from energon_dali.decode.dali.runtime.blocks import FutureGroup
-        from energon_dali.decode.dali.runtime.engine import engine_for
+        from energon_dali.decode.dali.runtime.engine import submit_to_engine
         from energon_dali.decode.dali.video.engine import DaliVideoEngine, VideoGraph, find_correction
 
         groups: dict[VideoClips, list[int]] = {}
@@ -57,11 +57,13 @@ class DaliBackend(VideoBackend):
         for spec, positions in groups.items():
             group = [handles[i] for i in positions]
             corrects = any(not find_correction(handle).is_identity for handle in group)
-            engine = engine_for(
+            done = submit_to_engine(
                 DaliVideoEngine,
                 VideoGraph.from_spec(spec, device, corrects=corrects),
                 options.on(device, "video", most_samples=_MAX_VIDEOS_PER_RUN),
+                group,
+                stream=stream,
                 gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
             )
-            block.put_when_done(positions, engine.submit(group, stream=stream))
+            block.put_when_done(positions, done)
         return block.future

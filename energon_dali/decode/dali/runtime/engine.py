@@ -64,6 +64,10 @@ class Run(Generic[BatchT]):
     """Why it failed."""
 
 
+class EngineClosedError(RuntimeError):
+    """An engine was closed before it was given a block."""
+
+
 class _Rested(Exception):  # noqa: N818 - not an error
     """Ends the thread of an engine that rests; the next block starts another."""
 
@@ -121,7 +125,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             A future that fails only with DeviceFailedError or MemoryError, never because of a file.
 
         Raises:
-            RuntimeError: The engine is closed.
+            EngineClosedError: The engine is closed.
         """
 
     @abstractmethod
@@ -163,22 +167,23 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
         Raises:
             DeviceFailedError: An error ended the engine's thread earlier.
-            RuntimeError: The engine is closed.
+            EngineClosedError: The engine is closed.
         """
         with self._lock:
             if self._failure is not None:
                 raise self._dead_error(self._failure)
             if self._closing:
-                raise RuntimeError("This engine is closed and takes no more blocks. Make or use another decoder.")
+                raise EngineClosedError("This engine is closed and takes no more blocks. Make or use another decoder.")
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name=f"energon-dali-{self.device}", daemon=True)
+                thread.start()  # first: if the system allows no more threads, the next block tries again
+                self._thread = thread
             for block in {run.block for run in runs}:
                 number = next(self._numbers)
                 self._open_blocks[number] = block
                 # By its number: a reference to the block would be a cycle, which keeps its values until the garbage
                 # collector runs.
                 block.future.add_done_callback(partial(self._forget, number))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"energon-dali-{self.device}", daemon=True)
-                self._thread.start()
             for run in runs:
                 self._queue.put(run)
 
@@ -189,6 +194,11 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def awake(self) -> bool:
         """Whether it has a thread, and after its first block a pipeline."""
         return self._thread is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more blocks."""
+        return self._closing
 
     def rest(self) -> None:
         """Ends the thread and the pipeline after all submitted blocks; the next block makes new ones."""
@@ -317,7 +327,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             _Rested: There is no work.
         """
         with self._lock:  # `enqueue` holds it too
-            if self._flying or not self._queue.empty():
+            if self._open_blocks or not self._queue.empty():
                 return
             self._thread = None
             self._drop_pipeline()
@@ -420,6 +430,24 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 # --- the engines of this process -----------------------------------------------------------------------------------
 
 
+def submit_to_engine(
+    make: Callable[[GraphT, PipelineOptions, DeviceMemory], DaliEngine[GraphT, Any]],
+    graph: GraphT,
+    options: PipelineOptions,
+    handles: Sequence[MediaHandle],
+    *,
+    stream: Any = None,
+    gpu_memory_budget_bytes: int | None = None,
+) -> Future[list[Outcome]]:
+    """Submits a block to the engine of this process for a graph; see `engine_for` and `DaliEngine.submit`."""
+    while True:
+        engine = engine_for(make, graph, options, gpu_memory_budget_bytes=gpu_memory_budget_bytes)
+        try:
+            return engine.submit(handles, stream=stream)
+        except EngineClosedError:  # by `release_memory` in another thread, a moment ago
+            continue
+
+
 def engine_for(
     make: Callable[[GraphT, PipelineOptions, DeviceMemory], DaliEngine[GraphT, Any]],
     graph: GraphT,
@@ -448,7 +476,7 @@ def engine_for(
             # A thread that decodes ahead may still run. DALI ends the process if a pipeline is made while it exits.
             raise RuntimeError("No new pipeline is made: the process is about to end.")
         engine = _engines.get(key)
-        if engine is None:
+        if engine is None or engine.is_closed:
             engine = make(graph, options, _memory_of(device, budget))
         _engines.pop(key, None)
         _engines[key] = engine  # at the end, as the last one used

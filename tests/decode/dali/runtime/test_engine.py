@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, Resize
-from energon_dali.decode.dali import close_engines
+from energon_dali.decode.dali import close_engines, release_memory
 from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.runtime import engine as table
@@ -130,3 +130,50 @@ def test_an_engine_that_is_asked_to_rest_does_its_work_first() -> None:
     assert wait_until(lambda: not engine.awake, 60)
     assert isinstance(engine.submit([handle()]).result(60)[0], Decoded)
     engine.close(60)
+
+
+class RestingEngine(FaultyEngine):
+    """Is asked to rest while it waits for the outputs of its last run."""
+
+    def _outputs_of(self, run: Any) -> Any:
+        outputs = super()._outputs_of(run)
+        self.rest()
+        return outputs
+
+
+def test_an_engine_that_is_asked_to_rest_while_dali_decodes_delivers_first() -> None:
+    engine = RestingEngine()
+    (future,) = engine.submit_images(1)
+    assert isinstance(future.result(60)[0], Decoded)
+    assert isinstance(engine.submit([handle()]).result(60)[0], Decoded)
+    engine.close(60)
+
+
+def test_an_engine_whose_thread_could_not_start_starts_it_for_the_next_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = FaultyEngine()
+    engine.go.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            engine.submit([handle()])
+    assert isinstance(engine.submit([handle()]).result(60)[0], Decoded)
+    engine.close(60)
+
+
+def test_memory_may_be_released_while_a_block_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = DaliImageEngine.submit, 0
+
+    def submit(self: DaliImageEngine, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            release_memory()
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(DaliImageEngine, "submit", submit)
+    assert isinstance(DECODER.submit_block([handle()]).result(60)[0], Decoded)
+    assert calls == 2
+    close_engines()

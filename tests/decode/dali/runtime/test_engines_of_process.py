@@ -44,7 +44,7 @@ def test_a_thread_that_decodes_ahead_makes_no_pipeline_at_exit() -> None:
 class RestingEngine:
     """Notes that it was asked to rest."""
 
-    awake = False
+    awake = is_closed = False
     rested: list[str]
 
     def __init__(self, graph: str, options: PipelineOptions, memory: Any) -> None:
