@@ -184,10 +184,12 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         """Returns the next element of an epoch, given by its number among those that this loader started."""
         self._check_process()
         refuse_capture("A batch was taken")  # before it leaves the queue: the loader stays open, and loses nothing
-        started = self._clock.start()
+        started = -1.0
         before: State | None = None
+        place = -1, 0
         taken = False
         try:
+            started = self._clock.start()
             # Threads that share a loader take turns; a signal handler inside a wait may ask for a batch as well.
             with self._turn, self._ranges.named("energon_dali.next"):
                 if epoch != self._epoch:  # another iterator reached its end
@@ -197,7 +199,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     self.change_workers(number)
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
-                before = prefetcher.snapshot
+                before, place = prefetcher.snapshot, (self._epoch, self._given)
                 if self._job is not None:
                     self._job.note(before)
                 try:
@@ -227,9 +229,9 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
             raise
         except BaseException as error:
             self._clock.stop_without_batch(started, type(error).__name__)
-            self.close()
             if taken:
-                self._snapshot = before
+                self._snapshot, (self._epoch, self._given) = before, place
+            self.close()
             raise
 
     def _check_process(self) -> None:
@@ -326,7 +328,12 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         if finalizer is not None and finalizer.detach() is not None:
             if closing is not None:
                 forget(closing)
-            prefetcher.close()
+            try:
+                prefetcher.close()
+            except BaseException:  # such as another Ctrl-C
+                if self._shared_cache is not None:
+                    self._shared_cache.close()
+                raise
         if self._shared_cache is not None:
             self._shared_cache.close()
         return True

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_dali.datasets.step_entries import LEFT_OUT, Deviation, weights_entry, weights_of
 from energon_dali.datasets.stream import State
@@ -111,6 +111,33 @@ class History:
         return {"sizes": sizes, "weights": weights_entry(self.weights), "history_lost": self.is_lost}
 
 
+class _Noted(NamedTuple):
+    """What a log has noted since its last part; replaced as a whole."""
+
+    stop: int
+    """The unit after the last one that is noted."""
+    encoded: int
+    """The same, of those in the data: others did not fit."""
+    data: bytes
+    dropped: int
+
+    def with_more(self, deviations: Sequence[Deviation], room: int) -> _Noted:
+        """Returns this with deviations that are not in it, as far as there is room in bytes."""
+        stop, encoded, data, dropped = self
+        new = bytearray()
+        for one in deviations:
+            if one.unit < stop:
+                continue
+            stop = one.unit + one.num_units
+            more = _encode([one], encoded)
+            if len(data) + len(new) + len(more) > room:
+                dropped += 1
+            else:
+                encoded = stop
+                new += more
+        return _Noted(stop, encoded, data + new, dropped)
+
+
 class DeliveryLog:
     """The log of one rank. May be used by several threads.
 
@@ -139,13 +166,9 @@ class DeliveryLog:
     def _begin(self, part: LogPart) -> None:
         """Starts to note what follows a part."""
         found = part.unpacked()
+        stop = found[-1].unit + found[-1].num_units if found else 0
         self._part = part
-        self._data = _encode(found)
-        self._next = found[-1].unit + found[-1].num_units if found else 0
-        """The unit after the last one that is noted."""
-        self._encoded = self._next
-        """The same, of those in the data: others did not fit."""
-        self._dropped = part.dropped
+        self._noted = _Noted(stop, stop, bytes(_encode(found)), part.dropped)
 
     def twin(self) -> DeliveryLog:
         """Returns a copy that goes on by itself."""
@@ -202,23 +225,19 @@ class DeliveryLog:
         Args:
             deviations: As the state of a RankIterator has them, after all that were noted before.
         """
+        found = list(map(Deviation._make, deviations))
         with self._lock:
-            room = self._room
-            for one in map(Deviation._make, deviations):
-                if one.unit < self._next:
-                    continue
-                self._next = one.unit + one.num_units
-                data = _encode([one], self._encoded)
-                if len(self._data) + len(data) > room:
-                    self._dropped += 1
-                    continue
-                self._encoded = self._next
-                self._data += data
+            while found:
+                before = self._noted
+                after = before.with_more(found, self._room)
+                if self._noted is before:  # else a signal handler has saved a state meanwhile, and noted them
+                    self._noted = after
+                    return
 
     def forget_from(self, unit: int) -> None:
         """Forgets units from one on: they are still to be delivered."""
         with self._lock:
-            own = self._current(max(unit, self._next)).before(unit)
+            own = self._current(max(unit, self._noted.stop)).before(unit)
             self._parts = [part.before(unit) for part in self._parts if part.start < unit]
             sizes = tuple(one for one in self._history.sizes if one.unit <= unit)
             self._keep(replace(self._history, sizes=sizes))
@@ -266,7 +285,7 @@ class DeliveryLog:
             return
         size = len(json.dumps(history.as_entry()))
         others = _BYTES_PER_PART * (len(self._parts) + 1) + sum(len(one.deviations) for one in self._parts)
-        if size > min(MAX_HISTORY_BYTES, MAX_LOG_BYTES - _FRAME_BYTES - others - len(self._data) * 5 // 4):
+        if size > min(MAX_HISTORY_BYTES, MAX_LOG_BYTES - _FRAME_BYTES - others - len(self._noted.data) * 5 // 4):
             history = History(is_lost=True)
             size = len(json.dumps(history.as_entry()))
         self._history, self._history_bytes = history, size
@@ -283,9 +302,9 @@ class DeliveryLog:
     def _current(self, reached: int) -> LogPart:
         part = replace(
             self._part,
-            stop=max(reached, self._next, self._part.start),
-            dropped=self._dropped,
-            deviations=_packed(self._data),
+            stop=max(reached, self._noted.stop, self._part.start),
+            dropped=self._noted.dropped,
+            deviations=_packed(self._noted.data),
         )
         return part.before(max(reached, part.start))
 

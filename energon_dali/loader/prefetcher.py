@@ -256,14 +256,16 @@ class ThreadPrefetcher:
         self._interrupt()
         if self._processes is not None:
             self._processes.interrupt()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_SECONDS)
-            if self._thread.is_alive():
-                logger.warning(
-                    "A hook or the decoder did not return within %g s; its thread is left running.", _JOIN_SECONDS
-                )
-        if self._processes is not None:
-            self._processes.close()
+        try:
+            if self._thread is not threading.current_thread():
+                self._thread.join(_JOIN_SECONDS)
+                if self._thread.is_alive():
+                    logger.warning(
+                        "A hook or the decoder did not return within %g s; its thread is left running.", _JOIN_SECONDS
+                    )
+        finally:  # also after another Ctrl-C
+            if self._processes is not None:
+                self._processes.close()
 
 
 class ProcessPrefetcher(ThreadPrefetcher):

@@ -218,7 +218,9 @@ class TracedClock(TrainerClock):
             self._metrics.note("queue", "C", "queue", time.perf_counter(), arguments={"occupancy": occupancy})
 
     def stop_without_batch(self, started: float, reason: str) -> None:
-        self._end({"no batch": reason})
+        if started in self._waits:  # Ctrl-C may come after the batch has arrived
+            super().stop_without_batch(started, reason)
+            self._end({"no batch": reason})
 
     def _end(self, arguments: dict[str, Any]) -> None:
         self._last.ended = now = time.perf_counter()

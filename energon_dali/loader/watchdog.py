@@ -35,8 +35,8 @@ class TrainerClock:
         self._lock = threading.RLock()
         self._began: float | None = None
         self._batches = 0
-        self._waits = 0
-        """Waits that last."""
+        self._waits: list[float] = []
+        """Waits that last, by when they began."""
         self._since = 0.0
         """When the first of them began, or the first batch arrived during it."""
         self._blocked = 0.0
@@ -51,21 +51,22 @@ class TrainerClock:
                 self._began = now
             if not self._waits:
                 self._since = now
-            self._waits += 1
+            self._waits.append(now)
             return now
 
     def stop(self, started: float, occupancy: float | None = None) -> None:
         """Notes that the batch requested at `started` arrived, and how full the queue was then, 0 to 1; for a trace."""
         with self._lock:
             self._count(self._now())
-            self._waits -= 1
+            self._waits.remove(started)
             self._batches += 1
 
     def stop_without_batch(self, started: float, reason: str) -> None:
-        """Notes that the wait that began at `started` ended without a batch, and why."""
+        """Notes that the wait that began at `started` ended without a batch, and why; nothing if it has ended."""
         with self._lock:
-            self._count(self._now())
-            self._waits -= 1
+            if started in self._waits:
+                self._count(self._now())
+                self._waits.remove(started)
 
     def _count(self, now: float) -> None:
         """Adds the time up to now to those of waits."""

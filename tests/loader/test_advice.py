@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from energon_dali.loader import host_memory
 from energon_dali.loader.advice import Work, diagnose
 from energon_dali.loader.host_memory import MemoryLeft, memory_left
 from energon_dali.loader.statistics import LoaderStatistics
+from tests.running_time import RunningTime
 
 SECONDS = 0.02
 """What the slow part takes for a sample."""
@@ -29,7 +29,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_what_limits_a_loader_is_found(scenario: Scenario, folders: dict[bool, Path], tmp_path: Path) -> None:
+def test_what_limits_a_loader_is_found(
+    scenario: Scenario, folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plenty").write_text("MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n")
+    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "plenty")
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
     folder = folders[scenario.large_images]
     dataset = open_scenario(scenario, folder, 2, seconds=SECONDS, batch_size=2)
     with memory_of(scenario, tmp_path), get_loader(dataset, start_method="fork") as loader:
@@ -38,16 +43,18 @@ def test_what_limits_a_loader_is_found(scenario: Scenario, folders: dict[bool, P
             pass
         before = loader.stats()
         if scenario.step_seconds:
-            train(batches, scenario.step_seconds, 0.6)
+            train(batches, scenario.step_seconds, 1.5)
         else:
-            for _ in itertools.islice(batches, 32):
-                pass
-            # Rows are read in groups: the batches so far may all be of rows that were read before.
-            end = time.monotonic() + 10
-            while scenario.reading is not None and time.monotonic() < end:
-                next(batches)
-                if loader.stats().since(before).stage_seconds.get("read", 0.0) > 0.5:
-                    break
+            with RunningTime() as passed:
+                taken = 0
+                while taken < 32 or passed.seconds < 1:  # workers report every quarter of a second
+                    next(batches)
+                    taken += 1
+                # Rows are read in groups: the batches so far may all be of rows that were read before.
+                while scenario.reading is not None and passed.seconds < 10:
+                    next(batches)
+                    if loader.stats().since(before).stage_seconds.get("read", 0.0) > 0.5:
+                        break
         found = diagnose(loader.stats().since(before), num_workers=2, memory=memory_left())
     assert found.cause in scenario.causes, str(found)
     if "hook" in found.cause:

@@ -218,6 +218,8 @@ def test_auto_changes_workers_during_a_run_and_says_so(
     monkeypatch.setattr(auto_workers, "_WAITS", -1.0)  # whatever it waits, it is too much
     monkeypatch.setattr(auto_workers, "_GAIN", 0.0)
     monkeypatch.setattr(auto_workers, "worker_counts", lambda streams: [1, 2, 4])
+    monkeypatch.setattr(auto_workers, "cores_per_rank", lambda: 64)  # neither cores nor memory are ever short
+    monkeypatch.setattr(auto_workers, "memory_left", lambda: MemoryLeft(2**34, 2**35))
     monkeypatch.setattr("energon_dali.worker_config.cores_per_rank", lambda: 1)
     still = loader(data, 0, Plain())
     expected = [batch.__key__ for batch in islice(still, 40)]

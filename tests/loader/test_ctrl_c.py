@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import signal
 import sys
@@ -47,7 +48,9 @@ class Interrupt:
         if "/energon_dali/" not in name or "watchdog" in name:
             return None
         # Not at the end of a `with`, which is traced as its first line: no signal arrives between its body and its end.
-        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
+        # Nor at a `try`, which does nothing.
+        line = linecache.getline(name, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith(("with ", "try:")):
             if self.seen == self.at:
                 self.place = f"{name}:{frame.f_lineno}"
                 sys.settrace(None)
@@ -70,11 +73,11 @@ def make() -> Any:
     return get_savable_loader(BatchDataset(MapDataset(numbers, doubled), 2, as_tuple))
 
 
-def interrupted(at: int) -> tuple[list[Any], Interrupt, Any]:
-    """Returns (delivered batches, the interrupt, the loader) for an interrupt in the third batch."""
+def interrupted(at: int, after: int = 2) -> tuple[list[Any], Interrupt, Any]:
+    """Returns (delivered batches, the interrupt, the loader) for an interrupt while one more is asked for."""
     loader, given = make(), []
     iterator = iter(loader)
-    given += [next(iterator), next(iterator)]
+    given += itertools.islice(iterator, after)
     interrupt = Interrupt(at)
     before = sys.gettrace()
     sys.settrace(interrupt)
@@ -82,10 +85,11 @@ def interrupted(at: int) -> tuple[list[Any], Interrupt, Any]:
         batch = next(iterator)
         sys.settrace(before)
         given.append(batch)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopIteration):
         pass
     finally:
         sys.settrace(before)
+    assert not loader._clock._waits, f"the loader still counts a wait after {interrupt.place}"
     return given, interrupt, loader
 
 
@@ -105,3 +109,16 @@ def test_ctrl_c_anywhere_on_the_way_loses_no_batch() -> None:
         assert given + list(loader) == expected, f"from the loader itself, after {interrupt.place}"
         loader.close()
         assert current_scope() is scope, f"reading still follows the closed loader, after {interrupt.place}"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_anywhere_at_the_end_of_an_epoch_loses_no_epoch() -> None:
+    loader = make()
+    first, second = list(loader), list(loader)
+    lines = interrupted(-1, len(first))[1].seen
+    assert lines > 30
+    for at in range(lines):
+        given, interrupt, loader = interrupted(at, len(first))
+        assert given == first
+        assert list(loader) == second, f"after {interrupt.place}"
+        loader.close()

@@ -12,6 +12,7 @@ import pytest
 import energon_dali as ed
 from energon_dali.datasets.step_entries import EMPTY, LEFT_OUT, Deviation
 from energon_dali.errors import StateError
+from energon_dali.loader import delivery_log
 from energon_dali.loader.delivery_log import (
     MAX_LOG_BYTES,
     DeliveryLog,
@@ -83,6 +84,26 @@ def test_a_log_that_is_full_only_counts() -> None:
     again.add([((1 << 40) + 5, EMPTY, 1)])
     (part,) = parts_of(again.entry((1 << 40) + 10))
     assert part.dropped == len(units) - len(kept) + 1
+
+
+def test_a_signal_handler_may_save_a_state_while_deviations_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, expected = DeliveryLog(0, 1), [Deviation(3, 0, 1), Deviation(10, EMPTY, 1)]
+    real, handled = delivery_log._encode, False
+
+    def encode(*arguments: Any) -> bytearray:
+        nonlocal handled
+        if not handled:
+            handled = True
+            log.add(expected)
+            assert noted(log, 20) == expected
+        return real(*arguments)
+
+    monkeypatch.setattr(delivery_log, "_encode", encode)
+    log.add(expected)
+    assert handled
+    assert noted(log, 20) == expected
+    log.add([Deviation(15, 1, 1)])
+    assert noted(log, 20) == [*expected, Deviation(15, 1, 1)]
 
 
 def test_logs_of_many_ranks_that_one_rank_takes_over_keep_the_limit() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,6 +172,24 @@ def test_a_wait_for_a_thread_that_was_closed_ends() -> None:
     assert prefetcher.next() == expected(0)[0]
     with pytest.raises(WorkerError, match="The loader was closed"):
         prefetcher.next()
+
+
+def test_ctrl_c_while_a_loader_is_closed_ends_its_workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            if self.name == ThreadPrefetcher.thread_name:
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    batches = loader(place(1), rank_work=True)
+    next(iter(batches))
+    assert batches._prefetcher is not None
+    pids = batches._prefetcher._processes.pids
+    with pytest.raises(KeyboardInterrupt):
+        batches.close()
+    assert len(pids) == 1
+    assert wait_until(lambda: not Path(f"/proc/{pids[0]}").exists(), 20)
 
 
 def test_a_global_state_restores_onto_every_layout_that_fits() -> None:

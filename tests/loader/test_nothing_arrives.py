@@ -106,7 +106,7 @@ def test_the_watchdog_ends_a_loop_in_which_every_sample_is_dropped(lines: str, w
     stages = {"skip": "were skipped by encode_sample", "fail": "failed in encode_sample"}
     stage = stages.get(way, "were skipped by nothing")
     with (
-        get_loader(dataset, watchdog_timeout_seconds=0.3, fail_on_timeout=True) as batches,
+        get_loader(dataset, watchdog_timeout_seconds=2.0, fail_on_timeout=True) as batches,
         pytest.raises(WatchdogTimeoutError, match=f"No batch arrived for .*[0-9] {stage}"),
     ):
         next(iter(batches))

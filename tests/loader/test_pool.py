@@ -27,7 +27,7 @@ from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.loader_options import LoaderOptions
-from energon_dali.loader.processes import fork_safety
+from energon_dali.loader.processes import fork_safety, process_group
 from energon_dali.loader.processes.launch import ChildProcess
 from energon_dali.loader.processes.shared_memory import INLINE_BYTES, Channel
 from energon_dali.loader.workers.pool import WorkerPool
@@ -267,7 +267,10 @@ def test_a_block_that_the_limit_on_files_does_not_allow_is_an_error_that_says_so
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("kind", "text"), [("exit", "exit code 7"), ("kill", "killed by SIGKILL .often the kernel")])
-def test_a_dead_worker_is_an_error_that_says_how_it_died(method: str, kind: str, text: str) -> None:
+def test_a_dead_worker_is_an_error_that_says_how_it_died(
+    method: str, kind: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_group, "_EXIT_SECONDS", 60.0)
     pool = make_pool([100], mishap=Mishap(0, 8, kind), method=method)
     assert [len(pool.next_block(0).elements) for _ in range(2)] == [4, 4]
     with (

@@ -87,7 +87,7 @@ def marker(tmp_path: Path) -> Iterator[str]:
     """A name that only the processes of one test have in their environment; none of them may survive it."""
     name = f"{tmp_path}"
     yield name
-    assert wait_until(lambda: not alive(name), 2.0), "processes are left"
+    assert wait_until(lambda: not alive(name), 10), "processes are left"
     assert {entry.name for entry in tmp_path.iterdir()} <= {"program.py"}
 
 
@@ -255,7 +255,7 @@ def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
     assert wait_until(lambda: len(alive(marker)) == 3, 60)
     os.kill(process.pid, end)
     process.communicate(timeout=60)
-    assert wait_until(lambda: not alive(marker), 2.0)
+    assert wait_until(lambda: not alive(marker), 10)
 
 
 @pytest.mark.parametrize("method", sampled(["fork", "spawn"], 2))
@@ -275,7 +275,7 @@ next(iter(loader))
     workers = [int(word) for word in process.stdout.readline().split()]
     assert len(workers) == 2
     os.kill(process.pid, signal.SIGKILL)
-    assert wait_until(lambda: not set(alive(marker)) & set(workers), 2.0)
+    assert wait_until(lambda: not set(alive(marker)) & set(workers), 10)
     (holder,) = alive(marker)
     os.kill(holder, signal.SIGKILL)
     process.communicate(timeout=60)

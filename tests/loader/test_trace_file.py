@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import time
 from collections import Counter, defaultdict
@@ -28,7 +27,9 @@ from energon_dali import (
 from energon_dali.datasets import trace
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.trace import TracedMetrics
-from energon_dali.loader.advice import diagnose
+from energon_dali.loader import basic_loader
+from energon_dali.loader.advice import Diagnosis, diagnose
+from energon_dali.loader.processes import launch
 from energon_dali.loader.trace_file import TraceFile
 from tests.forking import fork
 from tests.loader.dataset_folder import captioning_dataset
@@ -129,7 +130,18 @@ def own_times(events: list[dict[str, Any]], stages: set[str]) -> Counter[str]:
     return seconds
 
 
-def test_every_batch_and_wait_of_workers_is_in_the_trace(folder: Path, tmp_path: Path) -> None:
+def test_every_batch_and_wait_of_workers_is_in_the_trace(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diagnoses: list[Diagnosis] = []
+
+    def keep(*given: Any, **options: Any) -> Diagnosis:
+        assert options == {"num_workers": 2}
+        diagnoses.append(diagnose(*given, **options))
+        return diagnoses[-1]
+
+    monkeypatch.setattr(basic_loader, "diagnose", keep)
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)  # a killed worker sends no last spans: let none be too slow
     path = tmp_path / "new" / "trace-{rank}.json"
     config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=4, trace_path=path)
     dataset = get_train_dataset(
@@ -157,13 +169,9 @@ def test_every_batch_and_wait_of_workers_is_in_the_trace(folder: Path, tmp_path:
         instants["dropped samples"] == statistics.counts["samples.skipped"] + statistics.counts["samples.failed"] == 2
     )
     (advice,) = (event for event in events if event.get("cat") == "advice")
-    found = diagnose(statistics, num_workers=2)
+    (found,) = diagnoses
     assert advice["name"] == f"limit: {found.cause}"
-    # It was written a moment before, and time that a start takes is given as a share of the time so far.
-    written, now = (re.split(r"(\d+)(?=%)", finding) for finding in (advice["args"].pop("finding"), found.finding))
-    assert written[::2] == now[::2]
-    assert all(abs(int(before) - int(after)) <= 1 for before, after in zip(written[1::2], now[1::2], strict=True))
-    assert advice["args"] == {"remedy": found.remedy}
+    assert advice["args"] == {"finding": found.finding, "remedy": found.remedy}
     pids = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert sorted(pids.values()) == ["rank 0: trainer", "rank 0: worker 0", "rank 0: worker 1"]
     seconds = own_times(events, set(statistics.stage_seconds))

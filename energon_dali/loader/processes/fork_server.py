@@ -215,7 +215,7 @@ class _Copy(ChildProcess):
     def pid(self) -> int:
         """Its process id; waits until the server has made it. 0 if it could not."""
         while self._pid is None and self.poll() is None:
-            select.select([self._status], [], [], _POLL_SECONDS)  # another thread may read the report
+            self._has_report(_POLL_SECONDS)  # another thread may read it
         return self._pid or 0
 
     @pid.setter
@@ -229,7 +229,7 @@ class _Copy(ChildProcess):
             return self._code
 
     def _read_reports(self) -> int | None:
-        while select.select([self._status], [], [], 0)[0]:
+        while self._has_report(0):
             report = self._status.read(_STATUS_BYTES)
             if not report:
                 return SERVER_ENDED
@@ -238,6 +238,12 @@ class _Copy(ChildProcess):
                 return int(number)
             self._pid = int(number)
         return None
+
+    def _has_report(self, seconds: float) -> bool:
+        """Waits until a report can be read, or for some seconds; returns whether there is one."""
+        poll = select.poll()  # `select.select` refuses descriptors from 1024 on
+        poll.register(self._status, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal if the process still runs. A process that does not run yet is only ended: as soon as it runs,

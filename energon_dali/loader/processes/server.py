@@ -185,7 +185,7 @@ class BlockServer(ABC):
     def _take_credits(self, credits: Credits) -> None:
         """Takes back the arenas that nobody sees any more."""
         for arena in credits.released_arenas:
-            self._arenas.give_back(arena)
+            self._arenas.take_back(arena)
 
     def _send_block(
         self,

@@ -14,7 +14,6 @@ import resource
 import socket
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from energon_dali.errors import WorkerError
+from energon_dali.loader.processes.seen_arenas import SeenArenas
 
 INLINE_BYTES = 32 * 1024
 """Messages up to this size travel in the socket; larger ones in anonymous memory whose descriptor travels."""
@@ -180,6 +180,13 @@ class ArenaPool(ABC, Generic[ArenaT]):
         """Forgets an arena that somebody may see indefinitely; it is not used again."""
         self._used.pop(number, None)
 
+    def take_back(self, released: int) -> None:
+        """Marks an arena as free, or forgets it, as `SeenArenas.take_released` says."""
+        if released >= 0:
+            self.give_back(released)
+        else:
+            self.abandon(~released)
+
     def _drop(self, arena: ArenaT) -> None:
         self._free.remove(arena)
         self._dropped.append(arena.number)
@@ -204,8 +211,7 @@ class ArenaViews:
 
     def __init__(self) -> None:
         self._memory: dict[int, Any] = {}
-        self._watched: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
-        self._released: deque[int] = deque()
+        self._seen = SeenArenas()
 
     def add(self, number: int, descriptor: int, capacity: int) -> None:
         """Maps a new arena and closes the descriptor."""
@@ -222,26 +228,18 @@ class ArenaViews:
     def view(self, number: int) -> memoryview:
         """Returns the memory of an arena, writable. `take_released` returns its number when all views are gone."""
         root = np.frombuffer(self._memory[number], dtype=np.uint8)
-        released, watched = self._released, self._watched
-
-        # Called wherever the garbage collector runs, in any thread: it takes no lock.
-        def lost(_: object, number: int = number) -> None:
-            watched.pop(number, None)
-            released.append(number)
-
-        watched[number] = weakref.ref(root, lost)
+        self._seen.watch(number, root)
         return root.data
 
     def take_released(self) -> list[int]:
-        """Returns the arenas whose views have all gone since the last call."""
-        released = []
-        while self._released:
-            released.append(self._released.popleft())
+        """Returns the arenas whose views have all gone since the last call; see `SeenArenas.take_released`."""
+        released = self._seen.take_released()
+        self.drop([~one for one in released if one < 0])
         return released
 
     def drop_all(self) -> None:
         """Drops all arenas; views that are still held stay valid."""
-        self._watched.clear()
+        self._seen.clear()
         self._memory.clear()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from energon_dali.errors import ConfigError, WorkerError
 from energon_dali.loader.processes.messages import rebuild_error
+from energon_dali.loader.processes.seen_arenas import SeenArenas
 from energon_dali.loader.processes.serialization import deserialize
 from energon_dali.loader.processes.shared_memory import map_memory
 from energon_dali.loader.processes.signals import interrupts_deferred
@@ -76,8 +75,7 @@ class Link:
         self._welcome: Welcome | None = None
         self._arenas: dict[int, tuple[int, int]] = {}
         """Descriptor and size of each arena that may be used again."""
-        self._watched: dict[int, weakref.ref[Any]] = {}
-        self._released: deque[int] = deque()
+        self._seen = SeenArenas()
         self._late: tuple[int, ...] = ()
         self._is_lost = False
         self._failed: Failed | None = None
@@ -151,7 +149,7 @@ class Link:
         kept = self._kept.pop(number)
         payload = kept.element.payload
         if payload is not None and payload.arena >= 0 and not kept.has_view:
-            self._released.append(payload.arena)
+            self._seen.release(payload.arena)
 
     def _receive(self) -> None:
         """Receives the next message, and keeps it."""
@@ -207,7 +205,7 @@ class Link:
                 kept.has_view = True
                 source = self._copied(payload.arena) if payload.must_copy else self._view(payload.arena)
                 if payload.must_copy:
-                    self._released.append(payload.arena)
+                    self._seen.release(payload.arena)
         return deserialize(source, payload.extents, payload.tensors)
 
     def _keep(self, payload: Payload | None, descriptors: list[int]) -> None:
@@ -224,14 +222,7 @@ class Link:
         # Mapped again for each batch: otherwise pages that this process wrote to would keep their old content.
         descriptor, size = self._arenas[number]
         root = np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8)
-        released, watched = self._released, self._watched
-
-        # Called wherever the garbage collector runs, in any thread: it takes no lock.
-        def lost(_: object, number: int = number) -> None:
-            watched.pop(number, None)
-            released.append(number)
-
-        watched[number] = weakref.ref(root, lost)
+        self._seen.watch(number, root)
         return root.data
 
     def _copied(self, number: int) -> memoryview:
@@ -239,11 +230,8 @@ class Link:
         return memoryview(np.frombuffer(map_memory(descriptor, size, private=True), dtype=np.uint8).copy())
 
     def take_released(self) -> tuple[int, ...]:
-        """Returns the arenas that were released since the last call."""
-        released = []
-        while self._released:
-            released.append(self._released.popleft())
-        return tuple(released)
+        """Returns the arenas that were released since the last call; see `SeenArenas.take_released`."""
+        return tuple(self._seen.take_released())
 
     def leave(self) -> None:
         """Reports to the reader that this rank may end."""
@@ -264,6 +252,6 @@ class Link:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
-        self._watched.clear()
+        self._seen.clear()
         while self._arenas:
             os.close(self._arenas.popitem()[1][0])

@@ -87,6 +87,8 @@ class Publisher:
         self._store = ArenaStore(_SPARE_ARENAS)
         self._arenas: dict[int, Arena] = {}
         self._users: dict[int, set[int]] = {}
+        self._seen_by_children: set[int] = set()
+        """Arenas that processes may see which followers forked."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.waits_for: tuple[int, ...] = ()
         """Ranks for which the reader has been waiting for some seconds."""
@@ -100,7 +102,7 @@ class Publisher:
 
     def wake(self) -> None:
         """Makes `wait_for_room` check again; for other threads."""
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
             os.eventfd_write(self._wake, 1)
 
     def wait_for_room(self, course: Course, number: int, own: Callable[[], int | None], epoch_end: int) -> bool:
@@ -193,7 +195,7 @@ class Publisher:
             )
         one = _Follower(hello, channel)
         self._send(one, self._welcome if refusal is None else replace(self._welcome, refusal=refusal))
-        if refusal is None:
+        if refusal is None and not self.is_closed:
             self._new.put(one)
             self.wake()
         else:
@@ -259,11 +261,7 @@ class Publisher:
         arena = self._store.take(block.size)
         self._arenas[arena.number] = arena
         for number in self._store.take_dropped():
-            self._arenas.pop(number).close_descriptor()
-            for one in self._followers.values():
-                if number in one.known:
-                    one.known.discard(number)
-                    one.dropped.append(number)
+            self._drop(number)
         block.write(arena.memory.data)
         return _payload(block, arena.number, on_gpu=on_gpu, must_copy=must_copy), arena
 
@@ -308,14 +306,30 @@ class Publisher:
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def _release(self, one: _Follower, arenas: tuple[int, ...]) -> None:
-        for number in arenas:
+        for released in arenas:
+            number = max(released, ~released)
             users = self._users.get(number)
             if users is None:
                 continue
+            if released < 0:
+                self._seen_by_children.add(number)
             users.discard(one.hello.rank)
             if not users:
                 del self._users[number]
-                self._store.give_back(number)
+                if number in self._seen_by_children:
+                    self._seen_by_children.remove(number)
+                    self._store.abandon(number)
+                    self._drop(number)
+                else:
+                    self._store.give_back(number)
+
+    def _drop(self, number: int) -> None:
+        """Drops an arena; followers drop it too when the next one arrives."""
+        self._arenas.pop(number).close_descriptor()
+        for one in self._followers.values():
+            if number in one.known:
+                one.known.discard(number)
+                one.dropped.append(number)
 
     def _part_from(self, one: _Follower) -> None:
         """Forgets a follower. The memory that it maps is never written again: its process may live on."""
@@ -329,6 +343,11 @@ class Publisher:
 
     def after_fork(self) -> None:
         """Closes the connections in a forked child; otherwise followers would not notice that the reader has ended."""
+        self._close_channels()
+
+    def _close_channels(self) -> None:
+        while not self._new.empty():
+            self._new.get().channel.close()
         for one in self._followers.values():
             one.channel.close()
         self._followers.clear()
@@ -342,15 +361,14 @@ class Publisher:
             self.running.close()  # its thread waits for the connections
         if self.on_close is not None:
             self.on_close()
-        for one in self._followers.values():
-            one.channel.close()
-        self._followers.clear()
+        self._close_channels()
         for arena in self._arenas.values():
             arena.close_descriptor()
         self._arenas.clear()
         self._users.clear()
         self._store = ArenaStore(_SPARE_ARENAS)
-        os.close(self._wake)
+        wake, self._wake = self._wake, -1  # `welcome` may write to it at this moment, and its number be taken again
+        os.close(wake)
 
 
 def _payload(

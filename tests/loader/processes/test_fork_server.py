@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +18,7 @@ import pytest
 
 from energon_dali import MapDataset, WorkerConfig, get_loader, prepare_workers
 from energon_dali.errors import WorkerDiedError
-from energon_dali.loader.processes import fork_safety, fork_server
+from energon_dali.loader.processes import fork_safety, fork_server, process_group
 from energon_dali.loader.processes.fork_server import ForkServer
 from tests.forking import fork
 from tests.loader.numbers_dataset import tree
@@ -143,6 +146,7 @@ def test_a_forked_child_has_no_server_and_keeps_none_alive() -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_server_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "_EXIT_SECONDS", 60.0)
     dataset = tree(config(), lengths=[10**9] * 4)
     with get_loader(dataset) as loader:
         start_cuda(monkeypatch)
@@ -159,6 +163,7 @@ def test_a_server_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_worker_that_is_killed_is_reported_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "_EXIT_SECONDS", 60.0)
     with get_loader(tree(config(1), lengths=[10**9] * 4)) as loader:
         start_cuda(monkeypatch)
         batches = iter(loader)
@@ -242,6 +247,24 @@ def test_nothing_is_left_however_the_program_ends(end: str, used: bool, warm_pyt
     pids = done.stdout.split()
     assert len(pids) == (3 if used else 1), done
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10.0), "processes are left"
+
+
+def test_reports_arrive_in_a_process_with_more_than_1024_open_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2100), limits[1]))
+    try:
+        ours, theirs = os.pipe()
+        high = fcntl.fcntl(ours, fcntl.F_DUPFD, 2000)
+        os.close(ours)
+        copy = fork_server._Copy(io.FileIO(high))
+        assert copy.poll() is None
+        fork_server._tell(theirs, b"started", 123)
+        assert copy.pid == 123
+        fork_server._tell(theirs, fork_server._ENDED, 7)
+        assert copy.poll() == 7
+        os.close(theirs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_workers_write_to_the_files_that_this_process_has_now(warm_python: str, tmp_path: Path) -> None:

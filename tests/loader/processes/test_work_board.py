@@ -26,14 +26,16 @@ def test_a_report_is_never_read_half_written_and_a_killed_writer_does_no_harm() 
             number = 0
             while True:  # the numbers of the region pass several multiples of 256, whose bytes all change
                 board.write(0, report(number := number + 1))
-        end = time.monotonic() + 0.1
-        while time.monotonic() < end or not found:  # a busy machine may not run the writer at once
-            read = board.read(0)
-            if read is not None:
-                assert read == report(int(read.written))
-                found.add(read.written)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        try:
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end or not found:  # a busy machine may not run the writer at once
+                read = board.read(0)
+                if read is not None:
+                    assert read == report(int(read.written))
+                    found.add(read.written)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         board.write(0, report(7))
         assert board.read_all() == [report(7)]
     assert found
