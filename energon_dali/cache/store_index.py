@@ -123,6 +123,8 @@ class StoreIndex:
             return SqliteFile(copy)
 
     def _open(self) -> SqliteFile:
+        if not self.root.is_local:  # another thread dropped the database, which was open when this one looked
+            return self._fetch()
         path = self.root / INDEX
         if not path.is_file():
             raise self._missing()

@@ -222,15 +222,21 @@ class Fetch:
             if source not in self._reads and (source not in self._known or not self._coming):
                 self._ask_for_reads(source)
         self._coming.extend(rows)
-        ahead = [source for source in by_source if source in self._reads]
+        ahead = {source: self._reads[source] for source in by_source if source in self._reads}
 
         def plan(source: int) -> None:
             columns = [[row[field] for row in by_source[source]] for field in (1, 2, 5)]
-            self._sources[source].plan_reads(self._reads[source], *columns)
+            self._sources[source].plan_reads(ahead[source], *columns)
 
         waiting = [source for source in ahead if self._has_new_shards(source, by_source[source])]
         if waiting:  # each fetches an index, and waits for it
-            for outcome in call_together(plan, waiting).values():
+            try:
+                outcomes = call_together(plan, waiting)
+            except BaseException:  # Ctrl-C: threads may still add rows to these, so the next plan needs others
+                for source in waiting:
+                    self._reads.pop(source).close()
+                raise
+            for outcome in outcomes.values():
                 if isinstance(outcome, Exception):
                     raise outcome
         for source in ahead:

@@ -206,6 +206,8 @@ class PlannedReads:
                 raise
             except DatasetError as error:
                 row.error = error
+            except (EnergonDaliError, OSError) as error:
+                row.error = source.unreadable(shard, error)
             else:
                 for run in row.runs:
                     row.size += run[3]

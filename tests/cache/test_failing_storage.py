@@ -6,7 +6,8 @@ import errno
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from energon_dali.cache import (
     WebdatasetFileStore,
     dataset_stores,
 )
+from energon_dali.cache.store_index import INDEX, StoreIndex
 from energon_dali.errors import DatasetError, StoreUnavailableError
 from energon_dali.shards import ExtentIndex, RetryPolicy, StoragePath, prepare_dataset, prepare_jsonl
 from energon_dali.shards.documents.sqlite_file import SqliteFile
@@ -144,6 +146,28 @@ def test_errors_of_the_disk_under_sqlite_are_retried(
     assert len(clock.pauses) == 2
     assert first == ask()
     (extents if index == "by shard" else file_store).close()
+
+
+def test_a_remote_index_that_another_thread_closed_is_fetched_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreIndex, "_fetch", lambda self: SqliteFile(folder / INDEX))
+    index = StoreIndex(StoragePath.of("s3://bucket/data"))
+    expected = index.part("s1_2", "txt")
+    assert expected is not None
+    lock = index._lock
+
+    @contextmanager
+    def late() -> Iterator[None]:
+        """Takes the lock after another thread closed the database that this one saw open."""
+        index._lock = lock
+        index.close()
+        with lock:
+            yield
+
+    index._lock = late()  # type: ignore[assignment]
+    assert index.part("s1_2", "txt") == expected
+    index.close()
 
 
 def test_shards_that_make_room_are_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from energon_dali.datasets import fetch
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.shards import ShardReader, WebdatasetFolder, prepare_dataset, read_ahead
 from energon_dali.shards.read_ahead import read_planned
@@ -72,7 +73,7 @@ class Interrupts:
 def _is_clearing(frame: Any) -> bool:
     """Returns whether this is what happens after an interrupt, which a second one may disturb."""
     while frame is not None and frame.f_code is not interrupted.__code__:
-        if frame.f_code.co_name in ("__del__", "clear", "forget"):
+        if frame.f_code.co_name in ("__del__", "clear", "close", "forget"):
             return True
         frame = frame.f_back
     return False
@@ -114,6 +115,43 @@ def test_interrupts_neither_lose_nor_repeat_samples(folder: WebdatasetFolder, na
         assert not scope.requests._users
         assert scope.requests.bytes_held == 0
     assert total > 10
+
+
+def test_what_still_plans_after_an_interrupt_plans_nothing_twice(
+    folder: WebdatasetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with read_scope(ReadScope(read_ahead_bytes=0)):
+        expected = interrupted(compositions(folder, 1)["blend"], 200, Interrupts(0, 0))
+    began, release, ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+    real_open, real_plan = ShardReader.open_shards, Source.plan_reads
+
+    def open_late(self: ShardReader, *arguments: Any) -> None:
+        began.release()
+        assert release.wait(60)
+        real_open(self, *arguments)
+
+    def plan_reads(self: Source, *arguments: Any) -> None:
+        real_plan(self, *arguments)
+        ended.release()
+
+    def interrupt(*arguments: Any) -> None:
+        assert all(began.acquire(timeout=60) for _ in range(3)), "each source waits for its index"
+        raise KeyboardInterrupt
+
+    with read_scope(ReadScope(read_ahead_bytes=1 << 20)):
+        iterator = compositions(folder, 1)["blend"].open(StreamContext(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardReader, "open_shards", open_late)
+            patch.setattr(Source, "plan_reads", plan_reads)
+            patch.setattr(request_pool.Future, "result", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        found = [next(iterator).text]
+        release.set()
+        assert all(ended.acquire(timeout=60) for _ in range(3))
+        found += [next(iterator).text for _ in expected[1:]]
+        assert found == expected
+        iterator.close()
 
 
 def test_an_abandoned_iterator_leaves_its_share_and_its_threads(folder: WebdatasetFolder) -> None:

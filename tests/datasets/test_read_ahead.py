@@ -15,11 +15,11 @@ import pytest
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.row_sources import Source
 from energon_dali.datasets.stream import StreamContext
-from energon_dali.errors import DatasetError, ShardError
+from energon_dali.errors import DatasetError, ShardError, StorageError, StoreUnavailableError
 from energon_dali.plan.slices import Slices
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.index.extents import PartRun
-from energon_dali.shards.read_ahead import PlannedReads
+from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage import store
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.protocols import RangeReader
@@ -151,13 +151,15 @@ def test_runs_are_streamed_and_requests_are_in_flight_together(
     folder: WebdatasetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, running, most, calls = LocalReader.read_view, 0, 0, 0
-    lock = threading.Lock()
+    lock, together = threading.Lock(), threading.Barrier(2)
 
     def slow(self: LocalReader, offset: int, size: int) -> bytes:
         nonlocal running, most, calls
         with lock:
             running, calls = running + 1, calls + 1
-            most = max(most, running)
+            most, number = max(most, running), calls
+        if number <= 2:  # the second is sent while the first is in flight
+            together.wait(60)
         time.sleep(0.02)
         with lock:
             running -= 1
@@ -224,6 +226,28 @@ def test_a_shard_that_fails_costs_its_samples_alone(tmp_path: Path) -> None:
     for lost in (second, fourth):
         assert isinstance(lost, DatasetError)
         assert "shard_1.tar" in str(lost)
+
+
+@pytest.mark.parametrize("error", [StorageError("lost"), OSError("lost")])
+def test_what_cannot_be_planned_costs_its_sample_alone(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = _Neighbours(1000)
+    real = source.runs
+
+    def runs(shard: int, sample: int, seed: int | None = None) -> Any:
+        if sample == 1:
+            raise error
+        return real(shard, sample, seed)
+
+    monkeypatch.setattr(source, "runs", runs)
+    with read_scope(ReadScope(read_ahead_bytes=1 << 20)):
+        first, second, third = read_planned(source, [0, 0, 0], [0, 1, 2])
+        assert isinstance(first, RawSample)
+        assert isinstance(second, ShardError)
+        assert "lost" in str(second)
+        assert isinstance(third, RawSample)
+        error = StoreUnavailableError("the store is down")
+        with pytest.raises(StoreUnavailableError):
+            read_planned(source, [0], [1])
 
 
 class _Neighbours:

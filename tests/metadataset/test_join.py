@@ -21,11 +21,21 @@ from energon_dali import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, UntrustedCodeError
+from energon_dali.datasets.stream import Planned, StreamContext
+from energon_dali.errors import (
+    ConfigError,
+    DatasetError,
+    DatasetFormatError,
+    StorageError,
+    StoreUnavailableError,
+    UntrustedCodeError,
+)
+from energon_dali.metadataset.join import joined_reader
 from energon_dali.metadataset.join.columns import JoinIndexFile, energon_names, open_columns
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.shards import StoragePath, prepare_dataset
+from energon_dali.shards.index import tar_index
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import picture, prepare, write_shards
 
@@ -347,6 +357,38 @@ def test_rows_that_do_not_belong_together_fail_alone(pair: Path) -> None:
     assert [error.partition(":")[0] for error in errors] == ["k02", "k09", "k10"]
     assert "names sample 'k03' for 'k02'" in errors[0]
     assert "energon-dali prepare" in errors[2]
+
+
+@pytest.mark.parametrize("failing", ["left/shard_000.tar", "right/shard_001.tar"])
+def test_an_index_that_cannot_be_read_costs_the_samples_of_its_shard(
+    pair: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = join(pair, "{path: right, nonmatch: skip}")
+    prepare_metadataset(file)
+    error: Exception = StorageError("the server is busy")
+
+    def read_tar_index(root: StoragePath, shard: str) -> Any:
+        if f"{root.name}/{shard}" == failing:
+            raise error
+        return tar_index.read_tar_index(root, shard)
+
+    monkeypatch.setattr(joined_reader, "read_tar_index", read_tar_index)
+    errors: list[str] = []
+
+    def note(error: Exception, sample: Any, sources: Any) -> None:
+        errors.append(str(error))
+
+    dataset_ = get_val_dataset(file, split_part="train", worker_config=config(1, global_error_handler=note))
+    assert [sample.__key__ for sample in dataset_] == KEYS[8:]
+    assert len(errors) == 4
+    assert all(failing in text and "the server is busy" in text for text in errors)
+    planned: list[Planned] = []
+    dataset_.open(StreamContext(0)).skip(1, planned)
+    with pytest.raises(StorageError, match="busy"):
+        planned[0].sources[0].reader.indexed(0, 0)
+    error = StoreUnavailableError("the store is down")
+    with pytest.raises(StoreUnavailableError):
+        list(dataset_)
 
 
 # --- joiners ---------------------------------------------------------------------------------------------------------

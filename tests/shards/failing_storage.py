@@ -19,14 +19,17 @@ class FakeClock:
     def __init__(self) -> None:
         self.time = 1000.0
         self.pauses: list[float] = []
+        self._lock = threading.Lock()
 
     def now(self) -> float:
-        self.time += 1e-6  # two looks are never at the same time
-        return self.time
+        with self._lock:
+            self.time += 1e-6  # two looks are never at the same time
+            return self.time
 
     def wait(self, stop: threading.Event, seconds: float) -> bool:
-        self.pauses.append(seconds)
-        self.time += seconds
+        with self._lock:
+            self.pauses.append(seconds)
+            self.time += seconds
         return stop.is_set()
 
 

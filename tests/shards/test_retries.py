@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -305,6 +306,52 @@ def test_a_success_between_early_attempts_blames_no_file(dataset: Path, clock: F
     assert attempts > 5
 
 
+def test_reads_from_memory_do_not_show_that_a_disk_works(dataset: Path, clock: FakeClock) -> None:
+    """Other threads go on reading what the page cache holds while nothing can be read from the disk."""
+    end = clock.time
+
+    def fails(path: str, fd: int) -> OSError | None:
+        known.last_success = clock.now()
+        return OSError(errno.EIO, "down") if clock.time < end else None
+
+    known = store.store_of(str(dataset))
+    with failing_preads(fails), read_scope(ReadScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        assert good(reader.read([1, 0], [0, 0])) == ["s1_0", "s0_0"]
+        end = clock.time + 20
+        assert good(reader.read([1], [1])) == ["s1_1"]
+        reader.close()
+    assert clock.time > end
+
+
+def test_a_probe_reads_from_the_disk(tmp_path: Path) -> None:
+    """What was read before is in memory, where it can be read although the disk is down."""
+
+    def is_in_memory(fd: int) -> bool:
+        try:
+            return os.preadv(fd, [bytearray(1)], 5000, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            pytest.skip(f"the file system does not say what is in memory: {error}")
+
+    def look(path: str, fd: int) -> None:
+        found.append(is_in_memory(fd))
+
+    found: list[bool] = []
+    (tmp_path / "shard.tar").write_bytes(bytes(50_000))
+    with open(tmp_path / "shard.tar", "r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_in_memory(file.fileno()):
+            pytest.skip("the file system keeps its files in memory")
+    reader = local.LocalReader(str(tmp_path / "shard.tar"))
+    reader.read_at(5000, 10)
+    with failing_preads(look):
+        reader._probe(5000)
+    assert found == [False]
+
+
 def test_a_shard_that_could_not_be_opened_is_opened_by_the_next_read(dataset: Path) -> None:
     reader = ShardReader(WebdatasetFolder(str(dataset)))
     away = (dataset / "shard_1.tar").rename(dataset / "away")
@@ -476,3 +523,31 @@ def test_a_file_that_begins_to_fail_is_told_from_its_store(dataset: Path, clock:
         assert isinstance(reader.read([1], [1])[0], ShardError)
         reader.close()
     assert clock.time - began < 3
+
+
+def test_files_that_fail_in_other_threads_meanwhile_do_not_disturb_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_FAILED_FILES", 3)
+    scope = ReadScope()
+    steps = 0
+
+    def interleave(frame: Any, event: str, argument: Any) -> Any:
+        """Records another file before each step of `mark_failed`, as another thread may."""
+        nonlocal steps
+        if frame.f_code is not ReadScope.mark_failed.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            steps += 1
+            scope.failed_files[f"other {steps}"] = 0.0
+        return interleave
+
+    outer = sys.gettrace()
+    sys.settrace(interleave)
+    try:
+        scope.mark_failed("one", 1.0)
+    finally:
+        sys.settrace(outer)
+    assert steps
+    scope.mark_failed("last", 2.0)
+    assert len(scope.failed_files) == 3
+    assert scope.failed_files["last"] == 2.0

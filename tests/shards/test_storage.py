@@ -366,3 +366,16 @@ def test_an_open_file_cannot_be_copied() -> None:
     for call in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="an open file cannot be copied"):
             call(descriptor)
+
+
+def test_a_file_whose_status_cannot_be_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    path = tmp_path / "f"
+    path.write_bytes(b"content")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", stale)
+        with pytest.raises(OSError, match="Stale"):
+            local.open_regular(str(path))
+    assert path not in [link.resolve() for link in Path("/proc/self/fd").iterdir()]

@@ -31,6 +31,7 @@ class Web:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.connections = 0
         self.sent_bytes = 0
+        self.counting = threading.Lock()
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -38,7 +39,8 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
     def __init__(self, web: Web, *args: Any, **options: Any) -> None:
         self.web = web
-        web.connections += 1
+        with web.counting:
+            web.connections += 1
         super().__init__(*args, **options)
 
     def do_HEAD(self) -> None:
@@ -50,7 +52,8 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
     def _answer(self, data: bytes) -> None:
         web, path = self.web, Path(self.translate_path(self.path))
-        web.requests[self.command, path.name] += 1
+        with web.counting:
+            web.requests[self.command, path.name] += 1
         nonsense = web.nonsense(path.name)
         if nonsense is not None:
             self.wfile.write(nonsense)
@@ -80,7 +83,8 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
             except OSError:  # the reader hung up
                 self.close_connection = True
                 return
-            web.sent_bytes += len(data[start : start + (1 << 16)])
+            with web.counting:
+                web.sent_bytes += len(data[start : start + (1 << 16)])
 
     def log_message(self, *args: object) -> None:
         """Logs nothing."""

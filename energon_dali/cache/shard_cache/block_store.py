@@ -153,9 +153,13 @@ class BlockStore:
                 if not self._remove_stale_claim(block.claim):
                     return None
                 continue
-            if self._holds(descriptor, block.claim):
-                claim = self._fetching[block.claim] = Claim(block, descriptor)
-                return claim
+            try:
+                if self._holds(descriptor, block.claim):
+                    claim = self._fetching[block.claim] = Claim(block, descriptor)
+                    return claim
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
         return None
 
@@ -207,7 +211,7 @@ class BlockStore:
             write_block(claim.descriptor, claim.block, content)
             os.ftruncate(claim.descriptor, header_bytes(claim.block.size) + claim.block.size)
             self._place(claim)
-        except OSError:
+        except BaseException:
             self.abandon(claim)
             raise
         self._end(claim)

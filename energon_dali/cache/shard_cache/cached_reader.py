@@ -132,15 +132,13 @@ class CachedReader:
                     if self._cache.is_usable:
                         busy.append(number)
                     continue
+                claims[number] = claim
                 data = self._cache.read(version, number, start, stop)  # another one may just have fetched it
                 if data is not None:
                     pieces[number] = data
                     waited += 1
-                    self._cache.release(claim)
-                elif self._cache.admit(claim):
-                    claims[number] = claim
-                else:
-                    self._cache.release(claim)
+                if data is not None or not self._cache.admit(claim):
+                    self._cache.release(claims.pop(number))
             wanted = [number for number in missing if number not in pieces and number not in busy]
             for low, high in self._ranges(wanted, claims, start, stop):
                 mine = {number: claims.pop(number) for number in list(claims) if low <= number * block < high}

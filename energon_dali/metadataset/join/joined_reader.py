@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.errors import DatasetError, ShardError
+from energon_dali.errors import DatasetError, ShardError, StorageError
 from energon_dali.metadataset.join.columns import JoinIndexFile
 from energon_dali.metadataset.reference import Subset
 from energon_dali.plan.rng import Int64Array
@@ -189,7 +189,10 @@ class JoinedReader:
         cache = self._offsets[column]
         offsets = cache.get(shard)
         if offsets is None:
-            offsets = cache[shard] = read_tar_index(folder.root, folder.shard_names[shard])
+            try:
+                offsets = cache[shard] = read_tar_index(folder.root, folder.shard_names[shard])
+            except StorageError as error:
+                raise self.readers[column].unreadable(shard, error) from error
             if len(cache) > CACHED_SHARDS:
                 cache.popitem(last=False)
         cache.move_to_end(shard)
@@ -262,6 +265,9 @@ class JoinedReader:
             StorageError: An index cannot be read.
         """
         found = [column[0] for column in self.find([sample_index])]
+        for error in found:
+            if isinstance(error, DatasetError) and isinstance(error.__cause__, StorageError):
+                raise error.__cause__
         samples = [
             self.readers[number].indexed(*location) if isinstance(location, tuple) else None
             for number, location in enumerate(found)

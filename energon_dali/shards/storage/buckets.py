@@ -44,6 +44,8 @@ _CAUSES = {
 }
 """Causes in a dump of structures, which have no message."""
 _LOOK_SECONDS = 1.0
+_MOST_SETTLED = 4
+"""Times that a request is repeated at once: credentials of a role are new each time, and may be refused each time."""
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _TRANSIENT_STATUS = frozenset({408, 425, 429})
 _NOT_ALLOWED, _GONE = 405, 410
@@ -96,6 +98,7 @@ class Bucket:
             ConnectionError: The server did not answer, or is not available now.
             StorageError: The request or the settings are wrong.
         """
+        settled = 0
         while True:
             kind = current_scope().policy.request_seconds, PIECE_BYTES if is_large else SMALL_BYTES
             store = self._stores.get(kind)
@@ -108,7 +111,8 @@ class Bucket:
             except (OSError, StorageError):
                 raise
             except Exception as error:
-                if self._is_settled(error, kind, store):
+                if settled < _MOST_SETTLED and self._is_settled(error, kind, store):
+                    settled += 1
                     continue
                 raise self._translated(error, url) from error
             self._has_worked = True
@@ -149,16 +153,16 @@ class Bucket:
             if is_elsewhere:
                 is_settled = self._access.move(text)
             else:
-                now = time.monotonic()
-                if now - self._looked_at < _LOOK_SECONDS and not has_expired:
+                if time.monotonic() - self._looked_at < _LOOK_SECONDS and not has_expired:
                     return False  # for a denied object, the files are not read again with every request
-                self._looked_at = now
                 try:
                     is_settled = self._access.renew()
                 except StorageError:
                     if self._has_worked:
                         return False
                     raise
+                finally:
+                    self._looked_at = time.monotonic()
             if is_settled:
                 self._stores.clear()
             return is_settled

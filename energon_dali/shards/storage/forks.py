@@ -118,7 +118,8 @@ def _load_again() -> ModuleType:
     origin = sys.modules[_LIBRARY].__file__
     assert origin is not None
     for name in list(sys.modules):  # a copy: other threads of this process import modules meanwhile
-        if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
+        # The library stays until its copy replaces it, for another try if this one fails.
+        if name == _PACKAGE or (name.startswith(f"{_PACKAGE}.") and name != _LIBRARY):
             del sys.modules[name]
     try:
         copy = os.memfd_create(_PACKAGE, os.MFD_CLOEXEC)

@@ -289,7 +289,8 @@ def _read_one_byte(path: str, offset: int) -> None:
     """
     descriptor = Descriptor(open_regular(path)[0])  # a variable, because the last reference closes it
     with contextlib.suppress(OSError):
-        os.posix_fadvise(descriptor.fd, offset, 1, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
+        # From the disk, not from memory. The whole file, because the kernel keeps pages that a range covers in part.
+        os.posix_fadvise(descriptor.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.pread(descriptor.fd, 1, offset)
 
 
@@ -370,13 +371,16 @@ def open_regular(path: str) -> tuple[int, int]:
         StorageError: It is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # non-blocking, or opening a pipe would wait
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode):
-        return descriptor, status.st_size
-    os.close(descriptor)
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file.")
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            return descriptor, status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file.")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def read_regular(path: str, max_bytes: int | None = None) -> bytes:

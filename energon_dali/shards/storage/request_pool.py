@@ -169,10 +169,10 @@ class RequestPool:
                 start = time.perf_counter()
                 try:
                     result = request.context.run(request.call)
+                    self._note(time.perf_counter() - start, request.size)
                 except BaseException as error:
                     future.set_exception(error)
                 else:
-                    self._note(time.perf_counter() - start, request.size)
                     future.set_result(result)
                     del result
             del request, future

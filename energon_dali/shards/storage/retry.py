@@ -119,7 +119,8 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
             if scope.outlasts_stores and (over or tried == allowed - 1):
                 # A file that keeps failing needs no probe each time.
                 recently = attempted - RECENT_SECONDS if has_failed else attempted
-                answers = store.last_success > recently or store.responds(now)
+                counts = has_failed or "://" in path  # other threads may have read local files from memory
+                answers = (counts and store.last_success > recently) or store.responds(now)
                 if answers and answered and over:
                     scope.mark_failed(path, now)
                     raise _storage_error(what, total, error) from error

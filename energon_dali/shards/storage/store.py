@@ -273,8 +273,8 @@ class ReadScope:
     def mark_failed(self, path: str, now: float) -> None:
         """Records that all attempts of a request for a file failed."""
         self.failed_files[path] = now
-        while len(self.failed_files) > _FAILED_FILES:
-            self.failed_files.pop(next(iter(self.failed_files)), None)
+        for oldest in list(self.failed_files)[:-_FAILED_FILES]:  # a copy: other threads record files meanwhile
+            self.failed_files.pop(oldest, None)
 
     def seconds_down(self, store: Store, now: float) -> float:
         """Returns for how many seconds a store, of which a request just failed, has returned only errors."""
