@@ -29,6 +29,7 @@ from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import VIDEOS, audio_file, video_file
 from tests.av.full_decode import GUESSED_TIMES, decoded
 from tests.decode.sample_images import sample_images
+from tests.loader.test_pool import open_files
 from tests.part import sampled
 
 Range = tuple[float, float]
@@ -238,21 +239,21 @@ def test_the_file_is_opened_once_and_closed(tmp_path: Path, monkeypatch: pytest.
     plain = av.open
     monkeypatch.setattr(av, "open", lambda *given, **named: opened.append(given) or plain(*given, **named))
     gc.collect()  # files that other tests left open must not close in between
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     decoder = AVDecoder(path)
-    assert (opened, set(os.listdir("/proc/self/fd"))) == ([], before)
+    assert (opened, open_files() - before) == ([], set())
     for _ in range(3):
         decoder.get_metadata()
         decoder.get_video_clips([(0, 0.2), (1.2, 1.4)])
         decoder.get_audio_clips([(0, 0.2), (1.2, 1.4)])
         decoder.get_video_clips([(5, 5)], "frames")
     assert len(opened) == 1
-    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    assert len(open_files() - before) == 1
     decoder.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_files() - before == set()
     decoder.get_video()
     del decoder
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_files() - before == set()
 
 
 def test_making_one_loads_nothing() -> None:

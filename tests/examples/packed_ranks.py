@@ -14,7 +14,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.integrations.pair import _become, free_port
+from tests.integrations.pair import _become, open_store
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 5
@@ -25,13 +25,13 @@ LEFT = 3
 def run_ranks(world: int, arguments: list[str]) -> None:
     """Runs the program on forked ranks, and waits for them."""
     program = importlib.import_module("balanced_packs")
-    port, children = free_port(), []
+    store, children = open_store(), []
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                _become(rank, world, port)
+                _become(rank, world, store.port)
                 sys.argv = ["balanced_packs.py", *arguments]
                 program.main()
                 code = 0

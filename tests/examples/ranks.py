@@ -24,7 +24,7 @@ import torch
 import transformers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.integrations.pair import _become, free_port
+from tests.integrations.pair import _become, open_store
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "vlm"
 
@@ -49,13 +49,13 @@ def be_rank(run: dict[str, Any], rank: int, port: int) -> None:
 
 def run_recipe(run: dict[str, Any]) -> None:
     """Starts the ranks of a run and waits for them."""
-    port, children = free_port(), []
+    store, children = open_store(), []
     for rank in range(run["world"]):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                be_rank(run, rank, port)
+                be_rank(run, rank, store.port)
                 code = 0
             except BaseException:
                 traceback.print_exc()

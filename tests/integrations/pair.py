@@ -15,7 +15,6 @@ import logging
 import os
 import runpy
 import signal
-import socket
 import sys
 import traceback
 import warnings
@@ -31,10 +30,9 @@ from tests.integrations.recipes import Killed, Run
 RECIPES = recipes.RECIPES | global_batch_recipes.RECIPES
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def open_store() -> dist.TCPStore:
+    """Returns the store of a group of ranks, on a free port that nobody can take. It has to outlive them."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def be_rank(rank: int, world: int, port: int, jobs: list[tuple[str, Run]]) -> None:
@@ -52,14 +50,14 @@ def be_rank(rank: int, world: int, port: int, jobs: list[tuple[str, Run]]) -> No
 def run_phase(data: Path, out: Path, jobs: list[list[Any]]) -> None:
     """Runs jobs of one world size in turn, in one group of processes; the last may kill them."""
     world = jobs[0][2]
-    port, children = free_port(), []
+    store, children = open_store(), []
     for rank in range(world):
         runs = [(name, Run(data, _folder(out, name), rank, world, **fields)) for name, fields, _ in jobs]
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                be_rank(rank, world, port, runs)
+                be_rank(rank, world, store.port, runs)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -76,11 +74,11 @@ def run_phase(data: Path, out: Path, jobs: list[list[Any]]) -> None:
 
 def run_program(program: Path, world: int = 2) -> None:
     """Runs a program as torchrun would, in its folder; the output of the first rank is kept in NAME.out."""
-    port, children = free_port(), []
+    store, children = open_store(), []
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
-            _become(rank, world, port)
+            _become(rank, world, store.port)
             os.chdir(program.parent)
             sys.path.insert(0, str(program.parent))
             with program.with_suffix(f".out{rank}").open("w") as output:
@@ -106,6 +104,7 @@ def _become(rank: int, world: int, port: int) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in local.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_RUN_ID="pair", GROUP_RANK="0", ACCELERATE_USE_CPU="1")
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # no rank opens a store
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")

@@ -119,7 +119,7 @@ def test_in_a_terminal_the_panel_is_drawn_again_and_again() -> None:
         assert wait_until(lambda: file.getvalue().count("trainer blocked") >= 3, 20)
     text = file.getvalue()
     assert "\x1b[" in text
-    assert "30 in 0 s" in text[text.rindex("batches per second") :]
+    assert re.search(r"30 in \d", text[text.rindex("batches per second") :])
 
 
 def test_in_a_notebook_the_output_of_the_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_in_a_notebook_the_output_of_the_cell_is_replaced(monkeypatch: pytest.Mo
     assert last.startswith("<pre")
     text = html.unescape(re.sub("<[^>]*>", "", last))
     assert "trainer blocked" in text
-    assert re.search(r"batches per second +\S+ +30 in 0 s", text)
+    assert re.search(r"batches per second +\S+ +30 in \d", text)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -185,7 +185,7 @@ def test_without_a_terminal_it_prints_lines() -> None:
     assert "\x1b" not in text
     lines = text.splitlines()
     assert all(line.startswith("train, rank 0: ") for line in lines)
-    assert "30 batches in 0 s" in lines[-1]
+    assert re.search(r"30 batches in \d", lines[-1])
 
 
 def test_an_error_in_the_training_is_not_hidden_and_nothing_goes_on_drawing() -> None:

@@ -240,7 +240,7 @@ def test_a_real_prometheus_scrapes_the_page_and_answers_the_dashboard(tmp_path: 
     loader = full_loader()
     with MetricsServer(loader, port=0) as server:
         (tmp_path / "prometheus.yml").write_text(
-            "global: {scrape_interval: 100ms, scrape_timeout: 100ms}\n"
+            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
             "scrape_configs:\n"
             f"  - {{job_name: training, static_configs: [{{targets: ['127.0.0.1:{server.port}']}}]}}\n"
         )

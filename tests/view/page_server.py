@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from energon_dali.view.app import HOST, listen, make_server
 from energon_dali.view.catalog import ViewOptions
 from energon_dali.view.guard import Guard
+from energon_dali.view.selection import Search
 from energon_dali.view.site import Site
+from energon_dali.view.sorted_samples import SortedSamples
 
 TOKEN = "token-of-the-tests"
 
@@ -76,10 +80,12 @@ class PageServer:
 
 @contextmanager
 def serving(path: Path | str, scans: Path, **options: Any) -> Iterator[PageServer]:
-    """Serves a dataset on a free port."""
+    """Serves a dataset on a free port. Its pages wait until all that they show was searched and sorted."""
     site = Site(ViewOptions(str(path), **options), scan_folder=scans)
     server = make_server(site, TOKEN)
-    with listen(0) as listener:
+    with pytest.MonkeyPatch.context() as patch, listen(0) as listener:
+        for searched in (Search, SortedSamples):
+            patch.setattr(searched.page, "__defaults__", (60.0,))  # `wait_seconds`
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -102,13 +102,18 @@ def press(window: webdriver.Chrome, *keys: str) -> None:
         ActionChains(window).send_keys(key).perform()
 
 
+def is_complete(window: webdriver.Chrome) -> bool:
+    """Returns whether the whole page is there; its address changes before."""
+    return bool(window.execute_script("return document.readyState == 'complete'"))
+
+
 def arrive(window: webdriver.Chrome, end: str) -> None:
     """Waits for an address with this path and query; the query of a sample does not matter."""
 
     def is_there(w: webdriver.Chrome) -> bool:
         path = w.current_url.partition("//")[2].partition("/")[2]
         is_path = end.lstrip("/") == (path.partition("?")[0] if "sample" in end else path)
-        return is_path and bool(w.execute_script("return document.readyState == 'complete'"))
+        return is_path and is_complete(w)
 
     wait(window, is_there)
 
@@ -207,7 +212,7 @@ def test_conditions_leave_a_short_address(window: webdriver.Chrome, server: Page
     one(window, "[name=key]#goto")
     one(window, "#filters [name=key]").send_keys("k001")
     one(window, "#filters .buttons button").click()
-    wait(window, lambda w: "key=k001" in w.current_url)
+    wait(window, lambda w: "key=k001" in w.current_url and is_complete(w))
     assert window.current_url.partition("?")[2] in ("key=k001", "key=k001&size=48")
     assert len(all_of(window, ".card")) == 10
     assert one(window, ".chip").text == "key: k001"

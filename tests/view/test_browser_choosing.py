@@ -18,7 +18,7 @@ from tests.loader.dataset_folder import captioning_dataset
 from tests.view.chromium import chromium, prefer_theme
 from tests.view.hostile import write_hostile
 from tests.view.page_server import PageServer, serving
-from tests.view.test_browser import all_of, arrive, enter, go, one, press, wait
+from tests.view.test_browser import all_of, arrive, enter, go, is_complete, one, press, wait
 from tests.view.test_run import saved_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -82,7 +82,7 @@ def pressed(window: webdriver.Chrome) -> list[int]:
 
 
 def num_chosen(window: webdriver.Chrome) -> int:
-    return int(one(window, "#num-chosen").text.replace(",", ""))
+    return int(one(window, "#num-chosen").text.replace(",", "") or -1)  # none while the page is on its way
 
 
 def shift_click(window: webdriver.Chrome, element: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_range_reaches_over_pages_and_in_the_order_of_the_list(window: webdriv
     buttons(window)[8].click()
     wait(window, lambda w: num_chosen(w) == 1)
     one(window, 'a[rel="next"]').click()
-    wait(window, lambda w: "page=2" in w.current_url and len(buttons(w)) == 10)
+    wait(window, lambda w: "page=2" in w.current_url and len(buttons(w)) == 10 and is_complete(w))
     shift_click(window, buttons(window)[1])
     wait(window, lambda w: num_chosen(w) == 4)
     assert sorted(server.site.chosen(server.site.catalog.entries[0]).numbers.tolist()) == [48, 49, 50, 51]
@@ -133,17 +133,17 @@ def test_a_page_and_a_whole_list_are_chosen_and_cleared(window: webdriver.Chrome
     one(window, '[data-choose="page"]').click()
     wait(window, lambda w: num_chosen(w) == 10)
     next(button for button in all_of(window, ".choose-actions button") if "all" in button.text).click()
-    wait(window, lambda w: num_chosen(w) == COUNT)
+    wait(window, lambda w: num_chosen(w) == COUNT and is_complete(w))
     assert "key=k00" in window.current_url
     next(button for button in all_of(window, ".choose-actions button") if button.text == "Clear").click()
-    wait(window, lambda w: num_chosen(w) == 0)
+    wait(window, lambda w: num_chosen(w) == 0 and is_complete(w))
     assert not one(window, "#compare").is_displayed()
 
 
 def test_another_order_is_one_selection_away(window: webdriver.Chrome, server: PageServer) -> None:
     enter(window, server, "/data/0?size=10")
     Select(one(window, "#sort")).select_by_value("-bytes")
-    wait(window, lambda w: "sort=-bytes" in w.current_url)
+    wait(window, lambda w: "sort=-bytes" in w.current_url and is_complete(w))
     order = [int(card.get_attribute("data-sample")) for card in all_of(window, ".card")]
     dataset = server.site.catalog.entries[0].opened
     sizes = [dataset.sample(number).size for number in range(COUNT)]
@@ -153,7 +153,7 @@ def test_another_order_is_one_selection_away(window: webdriver.Chrome, server: P
     press(window, "j")
     arrive(window, f"/data/0/sample/{order[3]}")
     press(window, "u")
-    wait(window, lambda w: "sort=-bytes" in w.current_url)
+    wait(window, lambda w: "/data/0?" in w.current_url and "sort=-bytes" in w.current_url and is_complete(w))
     Select(one(window, "#sort")).select_by_value("")
     wait(window, lambda w: w.current_url.endswith("/data/0?size=10"))
 
@@ -172,7 +172,7 @@ def test_what_is_chosen_is_exported_and_opened_again(
     server.own_post("/data/0/chosen?action=only&samples=")
     go(window, f"{server.url}/data/0")
     one(window, "#open-file").send_keys(str(file))
-    wait(window, lambda w: w.current_url.endswith("?chosen=1"))
+    arrive(window, "/data/0?chosen=1")
     assert pressed(window) == [2, 5, 9]
 
 
@@ -195,10 +195,10 @@ def test_samples_are_tagged_filtered_and_untagged(window: webdriver.Chrome, serv
         wait(window, lambda w, number=number: number in pressed(w))
     one(window, ".tags-menu summary").click()
     one(window, ".tag-form input").send_keys("blurred", Keys.ENTER)
-    wait(window, lambda w: all_of(w, ".tag-list li"))
+    wait(window, lambda w: all_of(w, ".tag-list li") and is_complete(w))
     assert [chip.text for chip in all_of(window, ".card-tags .chip")] == ["blurred", "blurred"]
     all_of(window, ".card-tags .chip")[0].click()
-    wait(window, lambda w: "tag=blurred" in w.current_url)
+    wait(window, lambda w: "tag=blurred" in w.current_url and is_complete(w))
     assert [card.get_attribute("data-sample") for card in all_of(window, ".card")] == ["1", "4"]
     go(window, f"{server.url}/data/0/sample/1")
     one(window, '[aria-label="Take the tag blurred from this sample"]').click()
@@ -237,7 +237,7 @@ def test_buttons_work_without_scripts(window: webdriver.Chrome, server: PageServ
         wait(window, lambda w: pressed(w) == [2])
         Select(one(window, "#sort")).select_by_value("-key")
         one(window, ".sort button").click()
-        wait(window, lambda w: "sort=-key" in w.current_url)
+        wait(window, lambda w: "sort=-key" in w.current_url and is_complete(w))
         assert one(window, "#sort").get_property("value") == "-key"
     finally:
         window.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
@@ -291,7 +291,7 @@ def test_a_point_of_the_loss_opens_its_step(window: webdriver.Chrome, tmp_path: 
         press(window, "n")
         arrive(window, "/run/step/2")
         next(link for link in all_of(window, ".ranks a") if link.text == "rank 1").click()
-        wait(window, lambda w: len(all_of(w, ".step-batch")) == 2)
+        wait(window, lambda w: len(all_of(w, ".step-batch")) == 2 and is_complete(w))
         press(window, "u")
         arrive(window, "/run")
         press(window, "g")
@@ -311,4 +311,4 @@ def test_the_back_button_shows_the_order_of_its_page(window: webdriver.Chrome, s
         window.back()
         wait(window, lambda w: w.current_url.endswith("?sort=-bytes"))
         wait(window, lambda w: one(w, "#sort").is_enabled())
-        wait(window, lambda w: one(w, "#sort").get_property("value") == "-bytes")
+        wait(window, lambda w: one(w, "#sort").get_property("value") == "-bytes" and is_complete(w))

@@ -20,7 +20,7 @@ from tests.loader.dataset_folder import captioning_dataset
 from tests.view.chromium import chromium
 from tests.view.odd_samples import odd_samples, write_odd
 from tests.view.page_server import PageServer, serving
-from tests.view.test_browser import all_of, arrive, enter, go, one, press, wait
+from tests.view.test_browser import all_of, arrive, enter, go, is_complete, one, press, wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 KEYS = list(odd_samples())
@@ -205,7 +205,7 @@ def test_bars_lead_to_their_samples(window: webdriver.Chrome, server: PageServer
         words = bar.get_attribute("aria-label")
         assert words.endswith(": show them")
         bar.click()
-        wait(window, lambda w: w.execute_script("return document.body.dataset.page == 'grid'"))
+        wait(window, lambda w: w.execute_script("return document.body.dataset.page == 'grid'") and is_complete(w))
         assert len(all_of(window, ".card")) > 0, (chart, words)
         assert len(all_of(window, ".chip")) > 0
 
@@ -277,10 +277,10 @@ def test_values_of_json_fields_lead_to_their_samples(window: webdriver.Chrome, s
         "en",
     ]
     one(window, "#facets li a").click()
-    wait(window, lambda w: "field=language" in w.current_url)
+    wait(window, lambda w: "field=language" in w.current_url and is_complete(w))
     assert [card.text for card in all_of(window, ".card .key")] == ["array"]
     one(window, ".views a:not([aria-current])").click()
-    wait(window, lambda w: "view=table" in w.current_url)
+    wait(window, lambda w: "view=table" in w.current_url and is_complete(w))
     assert [cell.text for cell in all_of(window, ".fields .cell")] == ["de", "0.5"]
     press(window, "j", Keys.ENTER)
     arrive(window, f"/data/0/sample/{KEYS.index('array')}")
@@ -346,7 +346,7 @@ def test_image_tokens_are_folded_and_segments_and_words_lead_to_samples(
         assert server.site.scan.wait(60)
         word = next(token for token in all_of(window, "a.token") if token.text.startswith("picture"))
         word.click()
-        wait(window, lambda w: "text=picture" in w.current_url)
+        wait(window, lambda w: "text=picture" in w.current_url and is_complete(w))
         assert len(all_of(window, ".card")) == 12
 
 

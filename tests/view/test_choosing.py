@@ -8,7 +8,7 @@ import json
 import random
 import re
 import tarfile
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,15 +159,17 @@ def test_what_is_not_known_comes_last() -> None:
 
 def test_a_list_that_is_being_sorted_says_so() -> None:
     rows = Rows(np.array([0], np.int64), np.array([6], np.int64))
+    known = threading.Event()
     found = SortedSamples(
         rows,
-        lambda numbers: time.sleep(0.2) or np.zeros(len(numbers)),  # type: ignore[func-returns-value]
+        lambda numbers: np.zeros(len(numbers) * known.wait(60)),
         descending=False,
         waits_for_scan=False,
         share=lambda: 1.0,
     )
     assert (found.page(0, 3, 0).indices.tolist(), found.page(0, 3, 0).searched) == ([], 0.0)
-    assert found.page(2, 4, 10).indices.tolist() == [2, 3]
+    known.set()
+    assert found.page(2, 4, 60).indices.tolist() == [2, 3]
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------

@@ -167,9 +167,15 @@ def test_multi_storage_client_reads_writes_and_lists(server: S3Server, monkeypat
 
 def test_latency_holds_up_no_other_request(server: S3Server) -> None:
     store = store_of(server)
-    server.configure(latency_seconds=0.1)
+    server.configure(latency_seconds=1.0)
+    start = threading.Barrier(16)
+
+    def read(_: int) -> None:
+        start.wait(60)
+        obstore.get_range(store, "shard.tar", start=0, length=10)
+
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda _: obstore.get_range(store, "shard.tar", start=0, length=10), range(16)))
+        list(threads.map(read, range(16)))
     counters = server.counters()
     assert counters["requests"] == {"GET": 16}
     assert counters["most_in_flight"] == 16
@@ -227,13 +233,13 @@ def test_access_keys_expire(server: S3Server, client: Any) -> None:
 
 def test_a_replaced_object_is_sent_as_it_was(server: S3Server, client: Any) -> None:
     client.put_object(Bucket="data", Key="replaced", Body=b"old" * 100_000)
-    server.configure(latency_seconds=0.3)
+    server.configure(latency_seconds=2.0)
     found: list[bytes] = []
     reading = threading.Thread(
         target=lambda: found.append(client.get_object(Bucket="data", Key="replaced")["Body"].read())
     )
     reading.start()
-    while server.counters()["in_flight"] == 0:
+    while reading.is_alive() and server.counters()["in_flight"] == 0:
         time.sleep(0.01)
     (server.folder / "data" / "aside").write_bytes(b"new" * 100_000)
     (server.folder / "data" / "aside").rename(server.folder / "data" / "replaced")
