@@ -13,9 +13,10 @@ from typing import Any
 from energon_dali.calls import describe_nearest
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.pack.files import MediaKind, media_kind, suffix_of
-from energon_dali.pack.options import NEEDS, PackOptions, choose_sample_type
+from energon_dali.pack.options import AUTO, NEEDS, PackOptions, choose_sample_type
 from energon_dali.pack.record import JsonPart, Part, SkipRecord, TextPart
 from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.meta.dataset_config import CRUDE
 
 _MEDIA_NAMES: dict[str, MediaKind] = {
     **dict.fromkeys(
@@ -67,6 +68,8 @@ class Columns:
     """Whether `label` holds numbers of classes, which become the part `cls`."""
     metadata: tuple[str, ...] = ()
     """Columns of the part `json`."""
+    known: frozenset[str] | None = None
+    """All columns that were found; others that a row has go into the part `json` too. None if a row has no others."""
 
     @property
     def used(self) -> list[str]:
@@ -102,6 +105,7 @@ def find_columns(
     label_names: Mapping[str, Sequence[str]] | None = None,
     integers: Iterable[str] = (),
     unusable: Iterable[str] = (),
+    lists: Iterable[str] = (),
 ) -> Columns:
     """Returns the role of each column: as the user says, then by its type, its name, and its first values.
 
@@ -113,9 +117,10 @@ def find_columns(
         label_names: Names of classes, by column.
         integers: Columns that are known to hold whole numbers.
         unusable: Columns that have no form in JSON.
+        lists: Columns that are known to hold lists.
 
     Raises:
-        ConfigError: The user names a column that does not exist.
+        ConfigError: The user names a column that does not exist, or a sample type that has one image, for lists.
         DatasetFormatError: There are too many.
     """
     if len(names) > MAX_COLUMNS:
@@ -135,6 +140,16 @@ def find_columns(
         texts["answers"] = None
     roles = {column.kind for column in media} | {role for role, column in texts.items() if column}
     sample_type = choose_sample_type(roles, options.sample_type)
+    known_lists = {*lists, *(name for row in rows for name, value in row.items() if isinstance(value, list))}
+    needed = [one for one in media if not one.prefix and one.kind in NEEDS[sample_type]]
+    several = next((one for one in needed if one.column in known_lists), None)
+    if several is not None and options.sample_type != AUTO:
+        raise ConfigError(
+            f"{sample_type} has one {several.kind}, and the column {several.column!r} holds lists. Choose "
+            f"--sample-type {CRUDE}, or name another column with --columns {several.kind}=COLUMN."
+        )
+    if several is not None:
+        sample_type = CRUDE
     label = texts["label"]
     metadata: Sequence[str] = options.metadata if options.metadata is not None else names
     known_media = {column.column for column in media}
@@ -232,7 +247,10 @@ def _is_empty(value: Any, column: str, is_needed: bool) -> bool:
 
 def _text_parts(columns: Columns, row: Mapping[str, Any], needed: Sequence[str]) -> list[Part]:
     parts: list[Part] = []
-    document = {name: _plain(row[name]) for name in columns.metadata if row.get(name) is not None}
+    names: Iterable[str] = columns.metadata
+    if columns.known is not None:
+        names = (*names, *(name for name in row if name not in columns.known))
+    document = {name: _plain(row[name]) for name in names if row.get(name) is not None}
     if columns.caption is not None:
         text = as_text(row.get(columns.caption))
         if not _is_empty(text, columns.caption, "caption" in needed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from functools import partial
 from typing import Literal
 
 from energon_dali.decode.formats import FORMATS, signatures
@@ -14,6 +15,7 @@ from energon_dali.errors import DatasetError, StorageError
 from energon_dali.pack.record import SkipRecord
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.storage.local import read_regular
+from energon_dali.shards.storage.retry import repeated
 
 MediaKind = Literal["image", "video", "audio"]
 AUDIO_SUFFIXES = frozenset({"aac", "flac", "m4a", "mp3", "ogg", "opus", "wav"})
@@ -114,14 +116,15 @@ class MediaFolder:
 
         Raises:
             SkipRecord: There is no such file, or it is outside the folder.
+            StorageError: The storage does not answer.
         """
         full = self.locate(path)
         try:
-            status = os.lstat(full)
+            status = repeated(partial(os.lstat, full), "look at", full)
             if not self._allow_outside:
                 self._check_links(full, path, is_link=stat.S_ISLNK(status.st_mode))
             if stat.S_ISLNK(status.st_mode):
-                status = os.stat(full)
+                status = repeated(partial(os.stat, full), "look at", full)
         except FileNotFoundError:
             raise SkipRecord(f"{excerpt(path)} does not exist in {self.root}") from None
         except (OSError, ValueError) as error:
@@ -144,20 +147,25 @@ class MediaFolder:
         """Returns the content of a file that was looked at.
 
         Raises:
-            DatasetError: It has another size by now.
-            SkipRecord: It cannot be read.
+            DatasetError: It has another size by now, or is gone.
+            SkipRecord: It may not be read.
+            StorageError: The storage does not answer.
         """
         full = os.path.join(self.root, path)
         try:
-            content = read_regular(full)
-        except (OSError, StorageError) as error:
-            raise SkipRecord(f"{excerpt(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-        if len(content) != size:
-            raise DatasetError(
-                f"{full} has {len(content):,} bytes, and had {size:,} when the run began. Pack a source that does not "
-                "change; then run again with --overwrite."
-            )
-        return content
+            content = repeated(partial(read_regular, full), "read", full)
+        except FileNotFoundError:
+            found = "is gone"
+        except OSError as error:
+            raise SkipRecord(f"{excerpt(path)} cannot be read: {error.strerror or error}") from None
+        else:
+            if len(content) == size:
+                return content
+            found = f"has {len(content):,} bytes"
+        raise DatasetError(
+            f"{full} {found}, and had {size:,} bytes when the run began. Pack a source that does not change; then run "
+            "again with --overwrite."
+        )
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
+from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StorageError
+from energon_dali.pack import files
 from energon_dali.pack.record import UniqueKeys, clean_key
 from energon_dali.pack.sources import table as table_module
+from energon_dali.shards.storage import retry
 from tests.pack.images_folder import load, pack, png, same_pixels, write_images
 
 
@@ -41,6 +44,40 @@ def test_paths_stay_inside_the_source(tmp_path: Path) -> None:
     (tmp_path / "plain" / "y.txt").symlink_to("/etc/passwd")
     (tmp_path / "plain" / "y.png").write_bytes(png(1))
     assert [bad.what for bad in pack(tmp_path / "plain", tmp_path / "links").skipped] == ["y.png"]
+
+
+def test_text_that_is_not_utf_8_costs_its_conversation(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "in", 1, captions=False)
+    lines = [
+        json.dumps({"image": "a/img.000.png", "conversations": [{"from": "human", "value": value}]})
+        for value in ("before", "cut off \ud83d", "after")
+    ]
+    (root / "chats.jsonl").write_text("\n".join(lines))
+    result = pack(root / "chats.jsonl", tmp_path / "out")
+    assert result.num_samples == 2
+    assert [(bad.what, bad.reason) for bad in result.skipped] == [("line 2", "its text is not UTF-8")]
+
+
+def test_storage_that_fails_while_packing_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that were left out would stay so: a finished shard is not packed again."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
+    root = write_images(tmp_path / "in", 4)
+    real, errors = files.read_regular, [OSError(errno.ESTALE, "stale")]
+
+    def read(path: str, *arguments: int) -> bytes:
+        if errors and path.endswith("002.png"):
+            raise errors[0] if len(errors) > 1 else errors.pop()
+        return real(path, *arguments)
+
+    monkeypatch.setattr(files, "read_regular", read)
+    assert pack(root, tmp_path / "once").num_samples == 4
+    errors += [OSError(errno.ESTALE, "stale")] * 2
+    with pytest.raises(StorageError, match=r"img\.002\.png \(5 attempts\).*stale"):
+        pack(root, tmp_path / "always")
+    errors[:] = [FileNotFoundError(errno.ENOENT, "gone")]
+    with pytest.raises(DatasetError, match=r"img\.002\.png is gone, and had"):
+        pack(root, tmp_path / "always")
+    assert pack(root, tmp_path / "always").num_samples == 4
 
 
 def test_names_in_every_script_and_loops_of_links(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
+from energon_dali.pack import PackResult
 from energon_dali.shards import prepare_dataset
+from energon_dali.shards.meta.dataset_config import CRUDE
 from tests.pack.images_folder import caption, load, pack, png, same_pixels, write_images
 from tests.shards.tars import write_tar
 
@@ -197,6 +199,47 @@ def test_hugging_face_lists_of_images_and_a_damaged_row(tmp_path: Path) -> None:
     (tmp_path / "in" / "rows.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(DatasetFormatError, match="cannot be read as Parquet"):
         pack(tmp_path / "in", tmp_path / "other")
+
+
+def test_lists_of_images_become_crude_samples(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "in", 4, captions=False)
+    images = [["a/img.000.png", "b/img.001.png"], ["a/img.002.png"]]
+    rows = [{"images": each, "caption": "two words"} for each in images]
+    (root / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = pack(root / "metadata.jsonl", tmp_path / "out")
+    assert result.sample_type == "CrudeSample"
+    samples = load(result, crude=True)
+    assert same_pixels(samples["000000000"]["1.png"], 1)
+    assert same_pixels(samples["000000001"]["0.png"], 2)
+    assert samples["000000001"]["txt"] == "two words"
+    with pytest.raises(ConfigError, match=r"CaptioningSample has one image, and the column 'images' holds lists"):
+        pack(root / "metadata.jsonl", tmp_path / "other", sample_type="CaptioningSample")
+
+
+def test_hugging_face_lists_of_images_become_crude_samples(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table = pa.table({"images": [[png(0), png(1)]], "question": ["Which?"], "answer": ["Both."]})
+    pq.write_table(table, tmp_path / "in" / "rows.parquet")
+    result = pack(tmp_path / "in", tmp_path / "out")
+    assert result.sample_type == "CrudeSample"
+    (sample,) = load(result, crude=True).values()
+    assert same_pixels(sample["1.png"], 1)
+    assert sample["json"]["question"] == "Which?"
+
+
+def last_document(result: PackResult) -> Any:
+    return list(load(result, crude=True).values())[-1]["json"]
+
+
+def test_columns_that_only_later_rows_have(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "in", 1, captions=False)
+    rows: list[dict[str, Any]] = [{"image": "a/img.000.png"}] * 150
+    rows += [{"image": "a/img.000.png", "license": "CC0", "origin": "x"}]
+    (root / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    crude: dict[str, Any] = {"sample_type": CRUDE}
+    assert last_document(pack(root / "metadata.jsonl", tmp_path / "all", **crude)) == {"license": "CC0", "origin": "x"}
+    chosen = pack(root / "metadata.jsonl", tmp_path / "chosen", metadata=("license",), **crude)
+    assert last_document(chosen) == {"license": "CC0"}
 
 
 def test_tars_are_written_again(tmp_path: Path) -> None:

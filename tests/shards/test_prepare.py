@@ -12,7 +12,8 @@ import sqlite3
 import struct
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from energon_dali.decode.media_filter import MediaFilter
-from energon_dali.errors import ConfigError, DatasetFormatError, DecodeError, ShardError
+from energon_dali.errors import ConfigError, DatasetFormatError, DecodeError, ShardError, StorageError
 from energon_dali.shards import PartFacts, RawSample, ShardReader, UnreadablePart, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.documents.braces import expand_braces
 from energon_dali.shards.prepare import scanning
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
 from energon_dali.shards.prepare.media_tables import add_media_metadata
-from energon_dali.shards.prepare.split_plan import split_by_patterns
+from energon_dali.shards.prepare.split_plan import split_by_patterns, split_by_ratio
 from tests.shards.tars import captions, jpeg, write_tar
 
 FIXTURE = Path(__file__).parent.parent / "data" / "energon_7_4_1"
@@ -260,6 +261,58 @@ def test_duplicate_keys_are_named_and_can_be_made_unique(tmp_path: Path) -> None
         "b/s/k": {"jpg": b"b/s.tar"},
         "b/s/b": {"jpg": b""},
     }
+
+
+def test_making_keys_unique_can_be_repeated_and_refuses_a_damaged_shard(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"k.jpg": b"1", "l.jpg": b"2", "m.jpg": b"3"})
+    prefix_keys(tmp_path, ["a.tar"])
+    once = (tmp_path / "a.tar").read_bytes()
+    prefix_keys(tmp_path, ["a.tar"])
+    assert (tmp_path / "a.tar").read_bytes() == once
+    damaged = bytearray(once)
+    damaged[2 * 1024 + 5] ^= 1  # the third header, which tarfile takes for the end
+    (tmp_path / "a.tar").write_bytes(damaged)
+    with pytest.raises(ShardError, match="damaged header at byte 2048"):
+        prefix_keys(tmp_path, ["a.tar"])
+    assert (tmp_path / "a.tar").read_bytes() == damaged
+
+
+@given(
+    st.lists(st.integers(0, 100) | st.sampled_from([0.1, 0.2, 0.7, 0.6, 0.3, 1e-3]), min_size=1, max_size=5),
+    st.integers(0, 200),
+)
+def test_a_ratio_gives_each_shard_to_one_part(weights: list[float], count: int) -> None:
+    assume(sum(weights) > 0)
+    shards = [f"{number}.tar" for number in range(count)]
+    parts = split_by_ratio(shards, {str(number): weight for number, weight in enumerate(weights)})
+    assert list(chain.from_iterable(parts.values())) == shards
+
+
+@pytest.mark.parametrize("weights", [(7, 2, 1), (0.7, 0.2, 0.1), (70.0, 20.0, 10.0)])
+def test_a_ratio_whose_shares_do_not_add_up_to_1_in_floats(weights: tuple[float, ...]) -> None:
+    parts = split_by_ratio([f"{number}.tar" for number in range(100)], dict(zip("abc", weights, strict=True)))
+    assert [len(part) for part in parts.values()] == [70, 20, 10]
+    with pytest.raises(ConfigError, match="positive sum"):
+        split_by_ratio(["a.tar"], {"train": float("nan")})
+
+
+def test_a_preparation_meanwhile_keeps_its_index(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"k.jpg": jpeg(8, 8)})
+    prepare_dataset(tmp_path)
+
+    def prepare_again(scans: Iterable[Any], total: int) -> Iterator[Any]:
+        write_tar(tmp_path / "b.tar", {"l.jpg": jpeg(8, 9)})
+        prepare_dataset(tmp_path)
+        yield from scans
+
+    media = MediaFilter("EXTENSION")
+    with pytest.raises(StorageError, match=r"index\.sqlite was replaced while.*run the command again"):
+        add_media_metadata(tmp_path, media, progress=prepare_again)
+    assert WebdatasetFolder(str(tmp_path)).num_samples == 2
+    with closing(sqlite3.connect(tmp_path / ".nv-meta" / "index.sqlite")) as index:
+        assert index.execute("SELECT count(*) FROM samples").fetchone() == (2,)
+    add_media_metadata(tmp_path, media)
+    assert len(tables(tmp_path)["media_metadata"]) == 2
 
 
 def test_a_key_that_comes_back_in_its_shard_is_a_duplicate(tmp_path: Path) -> None:

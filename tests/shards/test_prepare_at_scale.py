@@ -18,7 +18,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards import PartFacts, StoragePath, prepare_dataset
 from energon_dali.shards.prepare import scanning
 from energon_dali.shards.prepare.parallel import map_in_order
-from energon_dali.shards.prepare.shard_job import JUMP_BYTES, LARGEST_BYTES, StreamedReader
+from energon_dali.shards.prepare.shard_job import JUMP_BYTES, LARGEST_BYTES, ShardScan, StreamedReader
 from tests.shards.deadly_check import DeadlyCheck
 from tests.shards.tars import captions, index_files, write_tar
 
@@ -217,3 +217,14 @@ def test_no_journal_is_kept_where_none_can_be(tmp_path: Path, monkeypatch: pytes
     assert scanning.open_journal(unpicklable) is None
     with pytest.raises(ConfigError, match="shards_in_flight=0"):
         prepare_dataset(tmp_path / "data", shards_in_flight=0)
+
+
+def test_a_journal_keeps_no_scan_that_was_left_out(tmp_path: Path) -> None:
+    """An empty scan of a shard that the caller knew would be taken for what the shard holds."""
+    journal = scanning.open_journal(scanning.ShardJob(StoragePath.of(tmp_path)))
+    assert journal is not None
+    journal.add(ShardScan("known.tar", version="1", is_known=True))
+    assert journal.version("known.tar") is None
+    journal.write("old.tar", "1", ShardScan("old.tar", version="1", is_known=True), scanning._plain)
+    assert journal.load("old.tar") is None
+    journal.close()

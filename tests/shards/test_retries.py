@@ -214,6 +214,29 @@ def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: Fa
     assert max(clock.pauses) == retry.LONGEST_PAUSE_SECONDS
 
 
+def test_a_folder_that_cannot_be_listed_is_no_empty_folder(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard.tar").touch()
+    real, errors = os.scandir, [OSError(errno.ESTALE, "stale")]
+
+    def scandir(path: str) -> Any:
+        if path.endswith("/b") and errors:
+            raise errors[0] if len(errors) > 1 else errors.pop()
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    names = [f"{name}/shard.tar" for name in "abc"]
+    assert StoragePath.of(tmp_path).list_files() == names
+    errors += [OSError(errno.ESTALE, "stale")] * 2
+    with pytest.raises(StorageError, match=r"list .*/b \(5 attempts\).*stale"):
+        StoragePath.of(tmp_path).list_files()
+    errors[:] = [PermissionError(errno.EACCES, "denied")]
+    assert StoragePath.of(tmp_path).list_files() == [names[0], names[2]], "as os.walk does"
+
+
 def test_outages_do_not_add_up(dataset: Path, clock: FakeClock) -> None:
     end = clock.time
 

@@ -96,6 +96,9 @@ GOOD = build([("a.jpg", 700, tarfile.REGTYPE), ("a.txt", 10, tarfile.REGTYPE), (
         (b"not a tar at all" * 64, "is not a tar file"),
         (gzip.compress(GOOD), "compressed with gzip"),
         (GOOD[:1536] + b"\xff" + GOOD[1537:], "damaged header at byte 1536"),
+        (GOOD + GOOD, "the tar ends here, but the file goes on"),
+        (GOOD[:2560] + bytes(1024) + GOOD[2560:], "the tar ends here, but the file goes on"),
+        (GOOD[:2560] + bytes(2 << 20), "the tar ends here, but the file goes on for 2,097,152 bytes"),
     ],
 )
 def test_damage_is_named(data: bytes, message: str) -> None:

@@ -177,6 +177,7 @@ def _find_columns(file: TableFile, options: PackOptions) -> Columns:
         label_names=label_names,
         integers=integers,
         unusable=unusable,
+        lists=[field.name for field in file.schema if _is_list(field.type)],
     )
 
 
@@ -190,12 +191,18 @@ def _features(schema: Any) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 def _holds_bytes(kind: Any) -> bool:
     """Returns whether a type of Arrow is bytes, {bytes, path}, or a list of them."""
     import pyarrow
 
     types = pyarrow.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if _is_list(kind):
         return _holds_bytes(kind.value_type)
     if types.is_struct(kind):
         return any(_holds_bytes(kind.field(index).type) for index in range(kind.num_fields))

@@ -10,6 +10,7 @@ import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TextIO
 
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
@@ -17,7 +18,7 @@ from energon_dali.pack.columns import MAX_COLUMNS, find_columns, row_to_parts, t
 from energon_dali.pack.files import MediaFolder, media_kind, suffix_of
 from energon_dali.pack.options import AUTO, PackOptions
 from energon_dali.pack.reading import OnSkipped, ReaderSpec, Source
-from energon_dali.pack.record import FilePart, JsonPart, Part, Record, SkipRecord, key_of, numbered_key
+from energon_dali.pack.record import FilePart, JsonPart, Part, Record, SkipRecord, json_bytes, key_of, numbered_key
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.meta.dataset_config import CRUDE
@@ -122,8 +123,12 @@ class TableSource(RowSource):
     def __init__(self, path: str, options: PackOptions) -> None:
         super().__init__(path, options)
         examples = first_rows(path)
-        names = list(dict.fromkeys(name for row in examples for name in row))
-        self.columns = find_columns(names, options, examples=examples)
+        names = dict.fromkeys(name for row in examples for name in row)
+        if not names.keys() >= {*options.columns.values(), *(options.metadata or ())}:  # perhaps later rows have them
+            names |= dict.fromkeys(name for _, row in read_rows(path, lambda *_: None) for name in row)
+        self.columns = find_columns(list(names), options, examples=examples)
+        if options.metadata is None:
+            self.columns = replace(self.columns, known=frozenset(names))
         self.sample_type = self.columns.sample_type
 
     def describe(self) -> list[str]:
@@ -171,7 +176,12 @@ class ConversationSource(RowSource):
     def _parts(self, row: dict[str, Any]) -> list[Part]:
         if not is_conversation(row):
             raise SkipRecord(f"it has none of the lists {', '.join(TURNS)}")
-        return [*self._media(row), JsonPart("json", self._document(row))]
+        document = self._document(row)
+        try:
+            json_bytes(document)
+        except ValueError:
+            raise SkipRecord("its text is not UTF-8") from None
+        return [*self._media(row), JsonPart("json", document)]
 
     def _media(self, row: dict[str, Any]) -> list[Part]:
         parts: list[Part] = []

@@ -24,6 +24,7 @@ _REGULAR = frozenset(b"0\x007")
 _WITHOUT_CONTENT = frozenset(b"123456")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _SPARSE = b"LKxXgS"
 _MAX_EXTENDED_BYTES = 1 << 20
+_MAX_PADDING_BYTES = 1 << 20
 _MAX_DECIMAL_DIGITS = 19
 _META = re.compile(r"__[^/]*__(?:/|\Z)")
 
@@ -79,6 +80,7 @@ def scan_tar(read_at: ReadAt, size: int, shard: str) -> Iterator[TarMember | Tar
                 raise ShardError(f"{_at(shard, first)}: the file ends after an extended header. {_REMEDY}", shard)
             if not header and offset == 0:
                 raise ShardError(f"{shard} is empty (0 bytes): it is not a tar file. {_REMEDY}", shard)
+            _check_padding(read_at, offset, size, shard)
             yield TarEnd(offset)
             return
         member_size, kind = check_header(header, offset, size, shard)
@@ -129,6 +131,21 @@ def scan_tar(read_at: ReadAt, size: int, shard: str) -> Iterator[TarMember | Tar
             yield TarMember(name, first, content, member_size)
         offset = first = following
         long_name = long_size = None
+
+
+def _check_padding(read_at: ReadAt, offset: int, size: int, shard: str) -> None:
+    """Checks what follows the end of the members, so that a shard with a hole is not taken for a shorter one.
+
+    Raises:
+        ShardError: It is not the padding that programs write.
+    """
+    remaining = size - offset
+    if remaining > _MAX_PADDING_BYTES or read_at(offset, remaining).strip(b"\0"):
+        raise ShardError(
+            f"{_at(shard, offset)}: the tar ends here, but the file goes on for {remaining:,} bytes. They were never "
+            f"written, or another tar was appended (`tar --concatenate` joins two). {_REMEDY}",
+            shard,
+        )
 
 
 def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_dali.errors import DatasetFormatError, EnergonDaliError, ShardError
+from energon_dali.errors import DatasetFormatError, EnergonDaliError, ShardError, StorageError
 from energon_dali.shards.index.extent_index import SQLITE_NAME, read_uuid
 from energon_dali.shards.index.media_index_file import (
     MEDIA_INDEX_NAME,
@@ -111,6 +111,8 @@ def add_media_metadata(
     if not is_prepared:
         jobs = _file_jobs(root)  # before anything is built: it refuses paths that are not folders of media
     with building_folder(root, tmp_path) as folder:
+        index = root / META / SQLITE_NAME
+        version = index.identity() if is_prepared else None
         with _media_table(root, folder, media_filter, needs_index=is_prepared) as table:
             if is_prepared:
                 options = ScanOptions(num_workers, shards_in_flight, ray_address)
@@ -119,7 +121,12 @@ def add_media_metadata(
                 )
             else:
                 _add_files(root, folder, table, jobs, media_filter, index_media, num_workers, counts)
-        (root / META / SQLITE_NAME).write_file(folder / SQLITE_NAME)
+        if is_prepared and index.identity() != version:
+            raise StorageError(
+                f"{index} was replaced while the media were described: the dataset was prepared meanwhile. It stays as "
+                "it is now; run the command again."
+            )
+        index.write_file(folder / SQLITE_NAME)
         if index_media is not None:
             (root / META / MEDIA_INDEX_NAME).write_file(folder / MEDIA_INDEX_NAME)
     return counts

@@ -183,7 +183,7 @@ class ScanJournal(Journal):
 
     def add(self, scan: ShardScan) -> None:
         """Keeps what was found in a shard."""
-        if not scan.error and scan.version:
+        if not scan.error and scan.version and not scan.is_known:
             self.write(scan.shard, scan.version, scan, _plain)
 
     def load(self, shard: str) -> ShardScan | None:
@@ -196,7 +196,7 @@ class ScanJournal(Journal):
             facts["media_index"] = [(place, base64.b64decode(entry)) for place, entry in facts["media_index"]]
             scan = ShardScan(**facts)
             scan.extents.check()
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, LookupError):
             return None
         return scan if scan.shard == shard and len(scan.starts) == scan.num_samples + 1 else None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shlex
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards.documents.braces import expand_braces
@@ -127,8 +129,10 @@ def split_by_ratio(
     Raises:
         ConfigError: The weights do not have a positive sum.
     """
-    total = sum(ratio.values())
-    if not ratio or total <= 0 or min(ratio.values()) < 0:
+    # Of their decimal digits: sums of floats may stay below 1, which would lose the last shard.
+    weights = [Fraction(str(weight)) for weight in ratio.values() if math.isfinite(weight)]
+    total = sum(weights)
+    if len(weights) < len(ratio) or total <= 0 or min(weights) < 0:
         raise ConfigError(
             f"The split ratio {dict(ratio)} cannot be used: give weights of at least 0 with a positive sum."
         )
@@ -136,10 +140,10 @@ def split_by_ratio(
     if shuffle_seed is not None:
         random.Random(shuffle_seed).shuffle(ordered)
     parts: dict[str, list[str]] = {}
-    cumulative, begin = 0.0, 0
-    for name, weight in ratio.items():
-        cumulative += weight / total
-        end = int(len(ordered) * cumulative)
+    cumulative, begin = Fraction(0), 0
+    for name, weight in zip(ratio, weights, strict=True):
+        cumulative += weight
+        end = int(len(ordered) * cumulative / total)
         parts[name] = ordered[begin:end]
         begin = end
     return parts

@@ -18,7 +18,7 @@ from typing import NoReturn, overload
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
-from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.retry import repeated, with_retries
 from energon_dali.shards.storage.store import current_scope, store_of
 
 _MOST_FILES = 16_384
@@ -329,19 +329,17 @@ class LocalBackend:
         while folders:
             prefix, folder, above = folders.pop()
             try:
-                status = os.stat(folder)
-                identity = (status.st_dev, status.st_ino)
-                if identity in above:  # a link to a folder that contains it: its files were found already
-                    continue
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        seen += 1
-                        if _is_dir(entry):
-                            folders.append((f"{prefix}{entry.name}/", entry.path, above | {identity}))
-                        else:
-                            found.append(prefix + entry.name)
+                identity, entries = repeated(partial(_look_into, folder), "list", folder)
             except OSError:
-                continue  # like os.walk: a folder that cannot be read counts as empty
+                continue  # like os.walk: a folder that may not be read counts as empty
+            if identity in above:  # a link to a folder that contains it: its files were found already
+                continue
+            for entry in entries:
+                seen += 1
+                if _is_dir(entry):
+                    folders.append((f"{prefix}{entry.name}/", entry.path, above | {identity}))
+                else:
+                    found.append(prefix + entry.name)
             if seen > MAX_LISTED_ENTRIES:
                 raise StorageError(
                     f"{url} has more than {MAX_LISTED_ENTRIES:,} files, counted once per link that leads to them. "
@@ -351,6 +349,13 @@ class LocalBackend:
 
     def remove(self, url: str) -> None:
         Path(url).unlink(missing_ok=True)
+
+
+def _look_into(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
+    """Returns (what distinguishes a folder from others, its entries)."""
+    status = os.stat(folder)
+    with os.scandir(folder) as entries:
+        return (status.st_dev, status.st_ino), list(entries)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:

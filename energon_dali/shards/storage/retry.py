@@ -139,6 +139,21 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
             return result
 
 
+def repeated(call: Callable[[], T], doing: str, path: str) -> T:
+    """Calls `call`, repeats it after transient errors as `with_retries` does, and returns its result.
+
+    Raises:
+        OSError: One that stays: the file is not there, or may not be read.
+        StorageError: Every attempt failed.
+    """
+    try:
+        return call()
+    except OSError as error:
+        if not is_transient(error):
+            raise
+        return with_retries(call, doing, path, failed=error)
+
+
 class RemoteReader(ABC):
     """A remote file, read by ranges. Its connections belong to the process.
 
