@@ -13,7 +13,7 @@ from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import WorkerError
 from energon_dali.loader.cuda_handoff import CudaHandoff, ReadyEvents, pin_for_trainer
 from energon_dali.loader.decode_process.process import DecodeProcess, DecodeTask
-from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work
+from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work, rank_seeds_generators
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 
 if TYPE_CHECKING:
@@ -61,7 +61,13 @@ def open_prefetcher(
     # feed="native" has no workers; num_workers > 0 then asks for prefetching.
     ahead = pool is not None or dataset.worker_config.num_workers > 0
     try:
-        if ahead and (change is not None or rank_has_work(dataset)):
+        if ahead and rank_seeds_generators(dataset):
+            logger.warning(
+                "Hooks marked @stateless(restore_seeds=True) run when the trainer asks for a batch, not ahead of it: "
+                "in a thread, their random numbers would mix with the trainer's. Give decode_process=True to run them "
+                "ahead."
+            )
+        elif ahead and (change is not None or rank_has_work(dataset)):
             return ThreadPrefetcher(rank, pool, watchdog, change, options.prefetch_factor)
         if pool is not None:
             pool.on_wait = watchdog.check

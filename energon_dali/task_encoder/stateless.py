@@ -58,6 +58,7 @@ def stateless(
         marked.__stateless__ = True
         if failure_tolerance is not None:
             marked.__failure_tolerance__ = failure_tolerance
+        marked.__restore_seeds__ = restore_seeds
         return marked  # type: ignore[no-any-return]
 
     return mark if fn is None else mark(fn)
@@ -66,6 +67,11 @@ def stateless(
 def is_stateless(fn: Callable[..., Any]) -> bool:
     """Returns whether a hook is marked with `@stateless`."""
     return bool(getattr(_inner_function(fn), "__stateless__", False))
+
+
+def restores_seeds(fn: Callable[..., Any]) -> bool:
+    """Returns whether a hook is marked with `@stateless(restore_seeds=True)`."""
+    return bool(getattr(_inner_function(fn), "__restore_seeds__", False))
 
 
 def failure_tolerance(fn: Callable[..., Any], default: int) -> int:

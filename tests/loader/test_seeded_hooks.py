@@ -1,0 +1,62 @@
+"""Hooks that seed the global generators leave the trainer's alone, wherever they run."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import energon_dali as ed
+from tests.loader.dataset_folder import captioning_dataset
+
+
+def drawn() -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.random()), random.random()
+
+
+class Encoder(ed.DefaultTaskEncoder):
+    decoder = ed.DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
+
+    @ed.stateless(restore_seeds=True)
+    def encode_sample(self, sample: Any) -> Any:
+        before = drawn()
+        for _ in range(50):  # calls that let the trainer's thread run
+            torch.sort(torch.rand(20_000))
+        sample.image = torch.tensor([*before, *drawn()], dtype=torch.float64)
+        return sample
+
+
+def run(folder: Path, *, num_workers: int, trains: bool) -> tuple[list[Any], list[Any]]:
+    """Returns (what the hooks drew for some batches, what the trainer drew between them)."""
+    dataset = ed.get_train_dataset(
+        captioning_dataset(folder),
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=1),
+        batch_size=2,
+        task_encoder=Encoder(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    hooks, trainer = [], []
+    with ed.get_loader(dataset, start_method="fork") as loader:
+        for _, batch in zip(range(6), loader, strict=False):
+            hooks.append(batch.image.tolist())
+            if trains:
+                trainer.append([drawn() for _ in range(2000)])
+    return hooks, trainer
+
+
+def test_the_draws_of_hooks_and_trainer_do_not_mix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alone, _ = run(tmp_path / "data", num_workers=0, trains=False)
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = [[drawn() for _ in range(2000)] for _ in range(6)]
+    with caplog.at_level(logging.WARNING):
+        hooks, trainer = run(tmp_path / "data", num_workers=1, trains=True)
+    assert hooks == alone
+    assert trainer == expected
+    assert "decode_process=True" in caplog.text
