@@ -54,12 +54,10 @@ def build_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Savab
     tree = BatchCountDataset(tree)
     if rank_decoder(encoder) is None and not isinstance(dataset, NativeSourceDataset):
         tree = WorkerBorder(tree, block_size=1)
-    batches = tree.global_batches  # then lengths count steps
-    per_step = 1 if batches is None else batches.micro_batches_per_step
     if options.virtual_epoch_length > 0:
-        tree = EpochizeDataset(tree, options.virtual_epoch_length * per_step)
+        tree = EpochizeDataset.of_steps(tree, options.virtual_epoch_length)
     if options.limit is not None:
-        tree = LimitDataset(tree, options.limit * per_step)
+        tree = LimitDataset.of_steps(tree, options.limit)
     return tree
 
 

@@ -26,7 +26,6 @@ from energon_dali.samples.base import BASE_FIELDS, CrudeSample, Key, SourceInfo,
 from energon_dali.samples.kinds import Clips
 from energon_dali.shards import PartList, RawSample
 
-_NAME_NUMBERS: dict[str, int] = {}
 _KEPT_NAMES = 1000
 """Names of parts for which the function that reads them is remembered."""
 _FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
@@ -115,10 +114,7 @@ def _fields_of(
 
 def part_seed(seed: int, name: str) -> int:
     """Returns the seed of one part of a sample, so that two images of a sample are cropped differently."""
-    known = _NAME_NUMBERS.get(name)
-    if known is None:
-        known = _NAME_NUMBERS[name] = crc32(name.encode())
-    return seed ^ known
+    return seed ^ crc32(name.encode())
 
 
 class SampleLoader:

@@ -291,10 +291,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._dropped_before = self.metrics.dropped()
         if len(self._ended) == len(self._streams):
             self._rewind()
-            self._epoch += 1
-            self._skipped = []  # the steps of the next pass over the data have the same numbers
         if self._limit is not None and self._limit.restart:
-            self._skipped = []
             self.close()
             self._rewind()
             self._epoch = 0
@@ -309,6 +306,8 @@ class RankIterator(Iterator[T], Generic[T]):
         """Notes that all streams begin another pass over the data."""
         self._ended.clear()
         self._counts = dict.fromkeys(self._streams, 0)
+        self._epoch += 1
+        self._skipped = []  # the steps of the next pass over the data have the same numbers
 
     def state_dict(self) -> State:
         """Returns the position after the last element, as plain values that survive JSON."""

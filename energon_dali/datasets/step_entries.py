@@ -55,7 +55,8 @@ def cursor_of(state: Mapping[str, Any]) -> Cursor:
         )
     cursor = Cursor(count_of(entry, "unit"), count_of(entry, "step"), count_of(entry, "micro_batch"))
     packs = count_of(entry, "packs")
-    if (packs or cursor.unit) > cursor.step * MOST_UNITS:
+    # Step 0 begins after the units that are in no pack.
+    if (packs or cursor.unit) > max(1, cursor.step) * MOST_UNITS:
         raise damaged("unit", cursor.unit, f"the first one of step {cursor.step}")
     ranges = list_of(entry, "skipped")
     good = all(isinstance(row, (list, tuple)) and len(row) == 2 for row in ranges)

@@ -19,6 +19,7 @@ from energon_dali.errors import DecodeError
 from energon_dali.samples.base import Key, get_restore_key
 from energon_dali.shards.documents.state_entries import plain, restore_stream
 from energon_dali.task_encoder.context import running_stream
+from energon_dali.task_encoder.stateless import restores_seeds
 from energon_dali.worker_config import WorkerConfig
 
 BLOCKS_AHEAD = 1
@@ -164,6 +165,16 @@ def find_worker_borders(dataset: SavableDataset[Any]) -> list[WorkerBorder]:
     if isinstance(dataset, WorkerBorder):
         return [dataset]
     return [found for child in dataset.children for found in find_worker_borders(child)]
+
+
+def rank_seeds_generators(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a hook that the rank runs seeds the global generators of random numbers."""
+    if isinstance(dataset, WorkerBorder):
+        return False
+    hooks = (getattr(dataset, name, None) for name in ("hook", "map_fn", "sample_encoder"))
+    return any(hook is not None and restores_seeds(hook) for hook in hooks) or any(
+        map(rank_seeds_generators, dataset.children)
+    )
 
 
 class BlockIterator(Protocol):

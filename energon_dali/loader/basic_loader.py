@@ -178,7 +178,10 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         refuse_indexing(self)
 
     def __len__(self) -> int:
-        return self.dataset.len_rank()
+        dataset, batches = self.dataset, self.dataset.global_batches
+        if batches is not None and self.worker_config.world_size != batches.world_size:  # after `resize`
+            dataset = dataset.continued(batches.start, self.worker_config)
+        return dataset.len_rank()
 
     def _next(self, epoch: int) -> T:
         """Returns the next element of an epoch, given by its number among those that this loader started."""

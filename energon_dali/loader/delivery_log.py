@@ -12,9 +12,11 @@ import copy
 import json
 import threading
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from energon_dali.datasets.step_entries import LEFT_OUT, Deviation, weights_entry, weights_of
@@ -42,6 +44,8 @@ _BYTES_PER_PART = 160
 MAX_HISTORY_BYTES = MAX_LOG_BYTES // 2
 """Most bytes of it that the history takes."""
 _OUTCOME_BITS = 3
+_KEPT_TAIL = 1024
+"""Last deviations among which one of the same step may be inserted without decoding those before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,13 @@ class _Noted(NamedTuple):
     """The same, of those in the data: others did not fit."""
     data: bytes
     dropped: int
+    tail: tuple[int, int] = (0, 0)
+    """(how many bytes of the data are before its last deviations, the unit after theirs)."""
 
     def with_more(self, deviations: Sequence[Deviation], room: int) -> _Noted:
         """Returns this with deviations that are not in it, as far as there is room in bytes."""
-        stop, encoded, data, dropped = self
+        earlier = [one for one in deviations if one.unit < self.encoded]
+        stop, encoded, data, dropped, tail = self._with_earlier(earlier, room) if earlier else self
         new = bytearray()
         for one in deviations:
             if one.unit < stop:
@@ -135,7 +142,27 @@ class _Noted(NamedTuple):
             else:
                 encoded = stop
                 new += more
-        return _Noted(stop, encoded, data + new, dropped)
+        return _Noted(stop, encoded, data + new, dropped, tail)
+
+    def _with_earlier(self, deviations: Sequence[Deviation], room: int) -> _Noted:
+        """Returns this with deviations before the last one: micro-batches of a step may not have ascending units."""
+        begin, after = self.tail if deviations[0].unit >= self.tail[1] else (0, 0)
+        found = _decode(self.data[begin:], after)
+        more = 0
+        for one in deviations:
+            at = bisect_right(found, one.unit, key=attrgetter("unit"))
+            if not at or found[at - 1].unit + found[at - 1].num_units <= one.unit:
+                found.insert(at, one)
+                more += 1
+        head = found[:-_KEPT_TAIL]
+        data = self.data[:begin] + _encode(head, after)
+        if head:
+            after = head[-1].unit + head[-1].num_units
+        tail = len(data), after
+        data += _encode(found[-_KEPT_TAIL:], after)
+        if more and len(data) > room:
+            return self._replace(dropped=self.dropped + more)
+        return self._replace(data=data, tail=tail)
 
 
 class DeliveryLog:
@@ -449,7 +476,7 @@ def _append(data: bytearray, number: int) -> None:
     data.append(number)
 
 
-def _decode(data: bytes) -> list[Deviation]:
+def _decode(data: bytes, unit: int = 0) -> list[Deviation]:
     numbers = []
     number = shift = 0
     for byte in data:
@@ -464,7 +491,6 @@ def _decode(data: bytes) -> list[Deviation]:
         raise damaged("deviations", data[-20:], "packed deviations")
     found = []
     rest = iter(numbers)
-    unit = 0
     for number in rest:
         outcome = number & ((1 << _OUTCOME_BITS) - 1)
         unit = checked_count(unit + (number >> _OUTCOME_BITS), "deviations")

@@ -55,6 +55,8 @@ class LoaderIdentity:
         self._num_streams, self._streams = worker_config.layout.num_streams, worker_config.streams
         self._num_workers = worker_config.num_workers
         self._config = pack_config(dataset.config())
+        limit = dataset.rank_limit
+        self._epoch_length = 0 if limit is None else limit.length
 
     def make_state(self, position: State, log: Mapping[str, Any] | None = None) -> State:
         """Returns the state of a rank's loader.
@@ -84,6 +86,7 @@ class LoaderIdentity:
             "micro_batches": batches.micro_batches_per_step,
             "global_batch": self._global_batch(batches),
             "balance": batches.dealt_by,
+            "epoch_length": self._epoch_length,
         }
 
     def position(self, state: State, *, allow_changed_hooks: bool = False) -> State:
@@ -116,13 +119,15 @@ class LoaderIdentity:
                 _ = batches.continued(cursor, batches.world_size, batches.workers).resolved_units
             except ConfigError as error:
                 raise DamagedStateError(f"the weights in its cursor do not fit this blend. {error}") from error
-            given = self._given(state)
+            given, length = self._given(state), state.get("epoch_length", self._epoch_length)
             saved = state["micro_batches"], state["world_size"], state["global_batch"], state["balance"]
             own = batches.micro_batches_per_step, self._world_size, self._global_batch(batches), batches.dealt_by
             if saved != own:
                 # Another deal: what a rank had of the step is not what it will have. The step begins again.
-                given = given // max(1, saved[0]) * batches.micro_batches_per_step
+                given, length = (one // max(1, saved[0]) * batches.micro_batches_per_step for one in (given, length))
                 cursor = batches.rebased(replace(cursor, micro_batch=0), saved[2][0])
+            if length != self._epoch_length and given > self._epoch_length > 0:
+                given %= self._epoch_length  # the position in the current one of the epochs, which became shorter
             return {"given": given, "cursor": cursor_entry(cursor), "streams": {}}
         return {
             "given": self._given(state),
@@ -292,6 +297,8 @@ def check_format(state: Any) -> None:
                 damaged.append("cursor.micro_batch")
             if not isinstance(state.get("balance"), str):
                 damaged.append("balance")
+            if not _is_count(state.get("epoch_length", 0)):
+                damaged.append("epoch_length")
         damaged += [
             f"given[{rank}]"
             for rank, count in state["given"].items()

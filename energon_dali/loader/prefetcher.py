@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.worker_border import rank_seeds_generators
 from energon_dali.errors import WorkerError
 from energon_dali.loader.cuda_handoff import CudaHandoff, ReadyEvents, pin_for_trainer
 from energon_dali.loader.decode_process.process import DecodeProcess, DecodeTask
-from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work, rank_seeds_generators
+from energon_dali.loader.rank_pipeline import RankPipeline, rank_has_work
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 
 if TYPE_CHECKING:

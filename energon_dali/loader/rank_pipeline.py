@@ -16,7 +16,6 @@ from energon_dali.loader.processes.fork_safety import fork_hazard
 from energon_dali.loader.processes.fork_server import prepare_workers
 from energon_dali.loader.processes.launch import resolve_start_method
 from energon_dali.loader.workers.pool import WorkerPool
-from energon_dali.task_encoder.stateless import restores_seeds
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
@@ -167,16 +166,6 @@ def _strip(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
 def has_workers(dataset: SavableDataset[Any]) -> bool:
     """Returns whether worker processes run a part of a tree."""
     return dataset.worker_config.num_workers > 0 and bool(find_worker_borders(dataset))
-
-
-def rank_seeds_generators(dataset: SavableDataset[Any]) -> bool:
-    """Returns whether a hook that the rank runs seeds the global generators of random numbers."""
-    if isinstance(dataset, WorkerBorder):
-        return False
-    hooks = (getattr(dataset, name, None) for name in ("hook", "map_fn", "sample_encoder"))
-    return any(hook is not None and restores_seeds(hook) for hook in hooks) or any(
-        map(rank_seeds_generators, dataset.children)
-    )
 
 
 def rank_has_work(dataset: SavableDataset[Any]) -> bool:

@@ -272,9 +272,10 @@ class GlobalBatchPlan(JobSteps):
     def epoch_start(self, epoch: int, stream: int = 0) -> int:
         if self.is_endless:
             return 0
-        return sum(
-            self._rows_before(stream, number, self.micro_batches_of_stream(stream, number)) for number in range(epoch)
-        )
+        stops: dict[int, int] = self._kept("epoch stops").setdefault(stream, {-1: 0})
+        for one in range(len(stops) - 1, epoch):
+            stops[one] = stops[one - 1] + self._rows_before(stream, one, self.micro_batches_of_stream(stream, one))
+        return stops[epoch - 1]
 
     def locate(self, position: int, stream: int) -> tuple[int, int, int]:
         """Returns (epoch, number of the micro-batch in the epoch of its stream, place in it) of a row of a stream."""

@@ -235,8 +235,15 @@ class PackedBatchPlan(GlobalBatchPlan):
             packs += (cursor.step - self.start.step) * self.step_size
         else:
             now = self.units.epoch_at(cursor.unit) - self._first_epoch
-            packs += sum(self._packs(one).count() for one in range(now)) + self._packs(now).packs_before(cursor.unit)
+            packs += self._packs_before(now) + self._packs(now).packs_before(cursor.unit)
         return replace(cursor, packs=packs, base=self.resolved_units.rebased(cursor.step, cursor.unit))
+
+    def _packs_before(self, epoch: int) -> int:
+        """Returns how many packs earlier epochs have, from the start on. Each is planned once."""
+        counted: dict[int, int] = self._kept("packs of epochs")
+        for one in range(len(counted), epoch):
+            counted[one] = counted.get(one - 1, 0) + self._packs(one).count()
+        return counted.get(epoch - 1, 0)
 
     # --- dealing ----------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,39 @@ def test_deviations_survive_packing() -> None:
     assert noted(log, unit) == expected
 
 
+@pytest.mark.parametrize("per_step", [10, 100])
+def test_micro_batches_of_a_step_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch, per_step: int) -> None:
+    """Balanced ones do not have ascending units."""
+    monkeypatch.setattr(delivery_log, "_KEPT_TAIL", 16)
+    draw = random.Random(3)
+    log, expected = DeliveryLog(0, 1), []
+    for first in range(0, 1000, per_step):
+        units = draw.sample(range(first, first + per_step - 1), per_step // 2)
+        for start in range(0, len(units), 2):
+            found = sorted(Deviation(unit, draw.randint(0, EMPTY), 1) for unit in units[start : start + 2])
+            expected += found
+            log.add(found)
+            log.add(found)
+    assert noted(log, 1000) == sorted(expected)
+    left_out = Deviation(1000, LEFT_OUT, 50)
+    log.add([Deviation(999, EMPTY, 1), left_out])
+    log.add([Deviation(1060, EMPTY, 1)])
+    log.add([Deviation(1055, 0, 1), Deviation(1070, 0, 1)])
+    assert noted(log, 1100)[-5:] == [(999, EMPTY, 1), left_out, (1055, 0, 1), (1060, EMPTY, 1), (1070, 0, 1)]
+    again = DeliveryLog.restored(state_of(log.entry(1100), 0, world_size=1), 0, 1, 1100)
+    again.add(expected[-3:])
+    assert noted(again, 1100) == noted(log, 1100)
+
+
+def test_deviations_out_of_order_that_have_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = DeliveryLog(0, 1)
+    log.add([(5, 0, 1), (9, 0, 1)])
+    monkeypatch.setattr(DeliveryLog, "_room", 2)
+    log.add([(1, 0, 1)])
+    (part,) = parts_of(log.entry(10))
+    assert (part.dropped, [one.unit for one in part.unpacked()]) == (1, [5, 9])
+
+
 def test_what_is_to_be_delivered_again_is_forgotten() -> None:
     log = DeliveryLog(0, 2)
     log.add([(3, 0, 1), (10, LEFT_OUT, 10), (25, EMPTY, 1)])

@@ -584,6 +584,52 @@ def test_lengths_count_steps_of_the_job(folder: Path) -> None:
         assert [batch.step for batch in loader] == [6, 6, 7, 7]
 
 
+@pytest.mark.parametrize("steps_per_epoch", [1, 3])
+def test_states_of_epochs_that_divide_a_pass_name_the_steps_of_the_job(folder: Path, steps_per_epoch: int) -> None:
+    """Also after the first pass over the data, which ends with an epoch."""
+    finite = Job(folder / "a", 2, 20, 5, options={"repeat": False})
+    divided = Job(folder / "a", 2, 20, 5, options={"repeat": False, "virtual_epoch_length": steps_per_epoch})
+    expected: list[tuple[Any, Any, Any]] = []
+    with finite.loader(1) as loader, divided.loader(1) as other:
+        while len(expected) < 18:
+            expected += [(b.step, b.text, loader.save_state_rank()["cursor"]) for b in loader]
+        found, states = [], []
+        while len(found) < 18:
+            for batch in other:
+                states.append(other.save_state_rank())
+                found.append((batch.step, batch.text, states[-1]["cursor"]))
+    assert found == expected
+    for delivered in (7, 13, 15):
+        with divided.loader(1) as loader:
+            loader.restore_state_rank(states[delivered - 1])
+            assert [batch.text for batch in take(loader, 1)] == [expected[delivered][1]]
+
+
+@pytest.mark.parametrize(
+    ("get_dataset", "option", "expected"),
+    [
+        (ed.get_train_dataset, "virtual_epoch_length", [[3, 3], [4, 4, 5, 5]]),
+        (ed.get_val_dataset, "limit", [[1, 1], [0, 0, 1, 1]]),
+    ],
+)
+def test_lengths_count_steps_of_the_job_after_a_resize(
+    folder: Path, get_dataset: Any, option: str, expected: list[list[int]]
+) -> None:
+    def loader_of(rank: int, world_size: int) -> Any:
+        config = ed.WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
+        options: dict[str, Any] = {"batch_size": 4, "global_batch_size": 24, "task_encoder": Encoder(), option: 2}
+        return ed.get_savable_loader(get_dataset(folder / "a", split_part="train", worker_config=config, **options))
+
+    with loader_of(0, 2) as loader, loader_of(2, 3) as joined:
+        assert len(list(loader)) == len(loader) == 6
+        list(take(loader, 3))
+        loader.resize(1, 3)
+        assert len(loader) == len(joined) == 4
+        joined.restore_state_rank(loader.save_state_rank())
+        for one in (loader, joined):
+            assert [[batch.step for batch in one] for _ in range(2)] == expected
+
+
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("decoder", "workers"), [("sample", 0), ("sample", 2), ("dali", 0), ("dali", 2)])
 def test_decoders_and_a_decode_process_change_no_step(tmp_path: Path, decoder: str, workers: int) -> None:
@@ -1026,6 +1072,7 @@ def test_batches_are_made_again_by_their_keys(folder: Path) -> None:
         },
         {"global_batch": []},
         {"micro_batches": 0},
+        {"epoch_length": -1},
     ],
 )
 def test_damaged_states_are_refused(folder: Path, damage: dict[str, Any]) -> None:
@@ -1125,6 +1172,15 @@ def test_epochs_end_where_they_would_have_ended_without_skipped_steps(folder: Pa
             with other.loader(1) as loader:
                 loader.restore_state_rank(begin)
                 assert epochs(loader, 3) == expected
+
+
+def test_epochs_may_become_shorter_with_a_restore(folder: Path) -> None:
+    _, states = Job(folder / "blend.yaml", 2, 24, 6, options={"virtual_epoch_length": 20}).run(19)
+    for other in (Job(folder / "blend.yaml", 2, 24, 6), Job(folder / "blend.yaml", 3, 24, 8)):
+        other.options = {"virtual_epoch_length": 4}
+        with other.loader(1) as loader:
+            loader.restore_state_rank(states[1])
+            assert [{batch.step for batch in loader} for _ in range(2)] == [{9, 10, 11}, {12, 13, 14, 15}]
 
 
 def test_a_limited_validation_ends_where_it_would_have_ended_without_skipped_steps(folder: Path) -> None:

@@ -21,6 +21,7 @@ from energon_dali.diagnosis.seen_samples import find_seen
 from energon_dali.diagnosis.step_plan import plan_steps
 from energon_dali.errors import ConfigError, FatalSampleError, SkipSample
 from energon_dali.loader.loader_state import merge_states, split_state
+from energon_dali.plan.packs import PackedUnits
 from energon_dali.task_encoder.planned_packs import PlannedPacks
 from tests.loader.dataset_folder import prepare, write_shards
 from tests.loader.test_global_batches import Job as GlobalJob
@@ -325,6 +326,20 @@ def test_samples_above_their_measures_end_the_job_only_if_many_follow_each_other
         next(iter(loader))
 
 
+def test_a_job_may_begin_with_windows_without_packs(folder: Path) -> None:
+    job = Job(folder / "a", 2, 2, 1, options={"packs": PlannedPacks(4, window=8)})
+    with job.loader(1) as loader:
+        states, packs = [loader.save_state_rank()], []
+        for batch in take(loader, 5):
+            packs.append(batch.packs)
+            states.append(loader.save_state_rank())
+    assert [states[0]["cursor"][name] for name in ("unit", "step", "packs")] == [8, 0, 0]
+    for delivered, state in enumerate(states[:-1]):
+        with job.loader(1) as loader:
+            loader.restore_state_rank(state)
+            assert [batch.packs for batch in take(loader, 1)] == [packs[delivered]]
+
+
 def test_validation_packs_each_sample_once(folder: Path) -> None:
     for world_size in (1, 3, 5):
         keys = []
@@ -369,10 +384,42 @@ def test_every_validation_has_the_same_batches(folder: Path) -> None:
         assert [keys(batch) for batch in loader] == [keys(batch) for batch in loader]
 
 
+def test_later_validations_plan_no_earlier_one_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = [0]
+    make = PackedUnits.make_window
+
+    def make_window(self: PackedUnits, *arguments: Any, **options: Any) -> Any:
+        windows[-1] += 1
+        return make(self, *arguments, **options)
+
+    monkeypatch.setattr(PackedUnits, "make_window", make_window)
+    dataset = ed.get_val_dataset(
+        folder / "blend.yaml",
+        split_part="train",
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=2,
+        global_batch_size=10,
+        task_encoder=Encoder(),
+        packs=PlannedPacks(MAX_LENGTH, window=64),
+    )
+    with ed.get_savable_loader(dataset) as loader:
+        consumed = []
+        for _ in range(8):
+            for _ in loader:
+                pass
+            consumed.append(loader.consumed_samples)
+            windows.append(0)
+    assert windows[1:-1] == [4] * 7  # 230 samples in windows of 64
+    assert consumed == [consumed[0] * number for number in range(1, 9)]
+
+
 @pytest.mark.parametrize("weights", [None, [0.2, 0.8]])
-def test_a_checkpoint_says_which_samples_it_has_seen(folder: Path, weights: list[float] | None) -> None:
-    bad = frozenset({"a003", "a017", "b002"})
-    job = Job(folder / "blend.yaml", 2, 12, 2, encoder=Encoder(bad))
+@pytest.mark.parametrize("balance", [None, BALANCES[1]])
+def test_a_checkpoint_says_which_samples_it_has_seen(
+    folder: Path, weights: list[float] | None, balance: ed.Balance | None
+) -> None:
+    bad = frozenset({"b002", *(f"a{number:03d}" for number in range(2, 160, 3))})
+    job = Job(folder / "blend.yaml", 2, 12, 2, encoder=Encoder(bad), options={"balance": balance})
     seen: Counter[str] = Counter()
     states = []
     for rank in range(2):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import Self
+
 from energon_dali.calls import check_count, explain_call
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.rank_iterator import RankLimit
 from energon_dali.datasets.stream import Move, PassingWrapperIterator, State, StreamContext, StreamIterator
+from energon_dali.plan.global_step import Cursor
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
@@ -33,11 +36,29 @@ class EpochizeDataset(PassThroughDataset[Any]):
     keeps_steps = True
     plan_obstacle = None
     restart = False
+    steps: int | None = None
+    """Steps of the job per epoch, where global batches decide how many elements these are; see `of_steps`."""
 
     @explain_call
     def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.length = check_count("length", length, "it counts the elements of an epoch")
+
+    @classmethod
+    def of_steps(cls, dataset: SavableDataset[Any], steps: int) -> Self:
+        """Returns one whose epochs have a number of steps of the job; of elements without global batches."""
+        batches = dataset.global_batches
+        if batches is None:
+            return cls(dataset, steps)
+        twin = cls(dataset, steps * batches.micro_batches_per_step)
+        twin.steps = steps
+        return twin
+
+    def continued(self, start: Cursor, config: WorkerConfig) -> Self:
+        twin = super().continued(start, config)
+        if twin.steps is not None and (batches := twin.global_batches) is not None:
+            twin.length = twin.steps * batches.micro_batches_per_step
+        return twin
 
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"
