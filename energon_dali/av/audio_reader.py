@@ -160,6 +160,7 @@ class AudioReader:
         index = self.index
         found = self._find(ranges, unit, index)
         plans = [self.wanted.plan(span, index) for span in found if span is not None]
+        self._check_size(plans, index, decoded=True)
         parts = [AudioRange(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
         with self.file.used():
             if len(index.pts):
@@ -223,11 +224,11 @@ class AudioReader:
         """Returns the rate at which samples are counted, None for the stream's own."""
         return None if self.wanted.sample_rate in (None, index.rate) else self.wanted.sample_rate
 
-    def _check_size(self, spans: list[tuple[int, int]], index: AudioIndex) -> None:
+    def _check_size(self, spans: list[tuple[int, int]], index: AudioIndex, *, decoded: bool = False) -> None:
         limits = self.file.limits
         samples = sum(stop - start for start, stop in spans)
-        size = samples * index.dtype.itemsize * max(index.channels, self.channels)
-        if samples > limits.max_audio_samples or size > limits.max_bytes:
+        size = samples * index.dtype.itemsize * (index.channels if decoded else max(index.channels, self.channels))
+        if (samples > limits.max_audio_samples and not decoded) or size > limits.max_bytes:
             raise DecodeError(
                 f"{samples} samples of {index.channels} channels are beyond "
                 f"max_audio_samples={limits.max_audio_samples} or max_bytes={limits.max_bytes} of AVLimits. "

@@ -6,6 +6,8 @@ If a frame does not declare its colours:
   do (mpv and libplacebo use this rule, others only the height). Plain swscale, and so PyAV and Energon, use BT.601 for
   every untagged file; for standard definition the result is the same.
 - Range: limited (16 to 235), unless the pixel format implies the full range ("yuvj420p").
+
+A frame that declares colours which swscale cannot convert, such as YCgCo or ICtCp, is a DecodeError.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -34,6 +38,17 @@ _MATRICES: dict[int, Matrix] = {
     10: "bt2020",
 }
 """AVColorSpace (ITU-T H.273, MatrixCoefficients) to matrix."""
+_NOT_CONVERTED = {
+    8: "YCgCo",
+    11: "SMPTE ST 2085",
+    12: "chromaticity-derived",
+    13: "chromaticity-derived",
+    14: "ICtCp",
+    15: "IPT-C2",
+    16: "YCgCo-Re",
+    17: "YCgCo-Ro",
+}
+"""AVColorSpace to the name of colours that swscale cannot convert."""
 _SWS_MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
 """SWS_CS_* of swscale."""
 
@@ -57,9 +72,18 @@ def find_colours(matrix: int, colour_range: int, pixel_format: str, width: int, 
         pixel_format: FFmpeg's name.
         width: In pixels, as stored.
         height: In pixels, as stored.
+
+    Raises:
+        DecodeError: The declared colours cannot be converted to RGB.
     """
     if pixel_format.startswith(("rgb", "bgr", "gbr", "argb", "abgr", "pal8", "0rgb", "0bgr")):
         return ColourFacts("rgb", True)
+    if matrix in _NOT_CONVERTED:
+        raise DecodeError(
+            f"Its colours are declared as {_NOT_CONVERTED[matrix]} (matrix {matrix}), which cannot be converted to "
+            "RGB. Encode it again, with BT.709 for example",
+            route="pyav",
+        )
     guessed: Matrix = "bt709" if width >= 1280 or height > 576 else "bt601"
     found = _MATRICES.get(matrix, guessed)
     full = pixel_format.startswith("yuvj") or colour_range == 2
@@ -71,6 +95,9 @@ def colours_of_frame(frame: VideoFrame) -> ColourFacts:
 
     The tags are the frame's own, which the decoder sets: always BT.601 for VP8 and Motion JPEG, and those of the
     bitstream for most other codecs. The container's may say otherwise.
+
+    Raises:
+        DecodeError: The declared colours cannot be converted to RGB.
     """
     return find_colours(int(frame.colorspace), int(frame.color_range), frame.format.name, frame.width, frame.height)
 
@@ -102,6 +129,9 @@ class FrameConverter:
         Args:
             frame: Decoded, of any size and pixel format.
             target: uint8 [height, width, 3], with any strides; every element is written.
+
+        Raises:
+            DecodeError: The declared colours cannot be converted to RGB.
         """
         facts = colours_of_frame(frame)
         given: dict[str, Any] = {}

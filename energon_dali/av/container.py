@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import multiprocessing
 import os
 import re
@@ -54,9 +55,9 @@ class AVLimits:
     max_pixels: int = 128 * 1024 * 1024
     """Width x height of one frame, as stored and as requested."""
     max_bytes: int = 4 << 30
-    """Bytes of frames or of audio that one call may return."""
+    """Bytes of frames or of audio that one call may return; of audio, also before it is resampled."""
     max_audio_samples: int = 1 << 31
-    """Samples per channel that one call may return."""
+    """Samples per channel that one call may return, and of a recording that is cut into all of its segments."""
     max_packets: int = 50_000_000
     """Packets in the index of a stream."""
     max_seconds: float | None = None
@@ -341,7 +342,10 @@ class MediaFile:
         self._reader = None
 
     def _open(self) -> InputContainer:
-        with view_bytes(self.source) as data:
+        source, raw = self.source, getattr(self.source, "raw", self.source)
+        if isinstance(raw, io.FileIO) and not raw.closed:
+            source = f"/dev/fd/{raw.fileno()}"  # an opened file, whose position stays as it is
+        with view_bytes(source) as data:
             if data is not None:
                 self._encrypted = screen_mp4(data)
         timeout = self.limits.max_seconds

@@ -6,7 +6,7 @@ UNKNOWN = -1
 """Returned where bytes are not the header of a frame."""
 LONGEST_HEADER = 16
 """Bytes of the longest header, with its check sum."""
-_FEWEST_BYTES = 13
+FEWEST_BYTES = 13
 """Fewer bytes are not read as a header; no frame is shorter."""
 
 
@@ -16,7 +16,7 @@ def count_samples(start: bytes) -> int:
     Args:
         start: Its first 13 bytes or more, or fewer if it is shorter.
     """
-    if len(start) < _FEWEST_BYTES or start[0] != 0xFF or start[1] & 0xFE != 0xF8:
+    if len(start) < FEWEST_BYTES or start[0] != 0xFF or start[1] & 0xFE != 0xF8:
         return UNKNOWN
     code = start[2] >> 4
     if code == 0:

@@ -45,7 +45,9 @@ def find_units(data: memoryview, length_size: int) -> Iterator[tuple[int, int]]:
     at = content.find(b"\0\0\1")
     while at >= 0:
         after = content.find(b"\0\0\1", at + 3)
-        yield at + 3, len(content) if after < 0 else after
+        start, stop = at + 3, len(content) if after < 0 else after
+        if start < stop:
+            yield start, stop
         at = after
 
 
@@ -142,6 +144,8 @@ def _recovers_at_once(payload: bytes) -> bool:
         kind = size = 0
         while at < len(payload) and payload[at] == 255:
             kind, at = kind + 255, at + 1
+        if at >= len(payload):
+            return False
         kind, at = kind + payload[at], at + 1
         while at < len(payload) and payload[at] == 255:
             size, at = size + 255, at + 1

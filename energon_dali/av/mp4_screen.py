@@ -29,12 +29,13 @@ def screen_mp4(data: memoryview) -> frozenset[int]:
         data: The whole file, one-dimensional bytes. A file of another format has no encrypted tracks.
 
     Raises:
-        DecodeError: A sample table claims more samples than the file has bytes.
+        DecodeError: The sample tables claim more samples than the file has bytes.
     """
     if bytes(data[4:8]) not in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof"):
         return frozenset()
     open_boxes = [find_boxes(data, 0, len(data), cut=True)]
     tracks: list[tuple[int, bool]] = [(0, False)]  # (number, whether it is encrypted) of each track so far
+    claimed = 0
     for _ in range(_MAX_BOXES):
         if not open_boxes:
             break
@@ -52,10 +53,12 @@ def screen_mp4(data: memoryview) -> frozenset[int]:
             tracks[-1] = (tracks[-1][0], not _ENCRYPTED.isdisjoint(entries))
         elif kind == b"stsz" and stop - start >= 12:
             sample_size, count = struct.unpack_from(">II", data, start + 4)
-            _check(count * max(1, sample_size), count, len(data))
+            claimed += count
+            _check(max(claimed, count * sample_size), claimed, len(data))
         elif kind == b"trun" and stop - start >= 8:
             count = struct.unpack_from(">I", data, start + 4)[0]
-            _check(count, count, len(data))
+            claimed += count
+            _check(claimed, claimed, len(data))
     return frozenset(number for number, encrypted in tracks if encrypted)
 
 

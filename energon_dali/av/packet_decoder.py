@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ class PacketDecoder:
         # If B-frames are packed after others (MPEG-4 in AVI), the decoder would skip the wrong ones.
         packed = facts.codec == "mpeg4" and index.proven
         self._skips = facts.codec in _SKIPS_NONREF and not packed and not facts.is_interlaced_mpeg4
+        # The second field of a frame may be a packet of its own, which is skipped or decoded like the first.
+        self._firsts: Container[int] = set(index.positions.tolist()) if index.proven else range(len(index.packets))
 
     def decode(self, wanted: Int64s, starts: Int64s, *, to_end: bool = False) -> Iterator[tuple[int, VideoFrame]]:
         """Yields (number, frame) of the wanted frames that can be decoded, each once.
@@ -107,7 +109,7 @@ class PacketDecoder:
             is_wanted = number in wanted
             if intra and not is_wanted and not self._index.proven:
                 continue
-            if self._skips:
+            if self._skips and number in self._firsts:
                 context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
             if self._index.packets.encoder_note and not context.is_open:
                 packet = _with_note(packet, self._index.packets.encoder_note)

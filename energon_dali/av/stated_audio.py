@@ -22,7 +22,7 @@ from energon_dali.av.audio_packets import (
     select,
 )
 from energon_dali.av.container import MediaFile
-from energon_dali.av.flac_frames import LONGEST_HEADER, find_samples
+from energon_dali.av.flac_frames import FEWEST_BYTES, LONGEST_HEADER, find_samples
 from energon_dali.av.media_source import view_bytes
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
@@ -35,6 +35,8 @@ _SEARCHED = 1 << 16
 """Bytes of samples in which FFmpeg looks for the beginning of such a packet."""
 _TAIL = 1 << 16
 """Bytes at the end of a FLAC file in which its last frame must begin."""
+_MOST_SAMPLES = 1 << 16
+"""Samples of the longest frame of FLAC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _find_flac(data: memoryview) -> StatedAudio | None:
     while not is_last and at + 4 <= len(data):
         is_last = data[at] >> 7
         at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    if not rate or not total or channels not in _LAYOUTS:
+    if not rate or not 0 < total <= len(data) // FEWEST_BYTES * _MOST_SAMPLES or channels not in _LAYOUTS:
         return None
     first = find_samples(bytes(data[at : at + LONGEST_HEADER]), block)
     tail = bytes(data[max(at, len(data) - _TAIL) :])

@@ -88,7 +88,7 @@ class VideoReader:
         Decodes the first frame, once per file.
 
         Raises:
-            DecodeError: No frame can be decoded.
+            DecodeError: No frame can be decoded, or its colours cannot be converted to RGB.
         """
         return self.file.found("colours", self._find_colours)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from energon_dali.av.container import translated_errors
 from energon_dali.av.decoder import AVData, AVDecoder
 from energon_dali.av.media_source import MemoryReader
+from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.demuxers import AV_SUFFIXES, open_container
 from energon_dali.errors import ConfigError
 
@@ -56,7 +57,9 @@ class AVWebdatasetDecoder:
         if self.av_decode == "AVDecoder":
             return decoder
         if self.av_decode == "pyav":
+            view = memoryview(data).cast("B")
+            screen_mp4(view)
             with translated_errors():
-                return open_container(MemoryReader(memoryview(data).cast("B")))
+                return open_container(MemoryReader(view))
         with decoder:
             return decoder.get_frames(self.video_decode_audio)

@@ -273,10 +273,10 @@ def _rendered(
     reduction: Reduction | None,
 ) -> VisionInput:
     """Returns what a front end makes of an image, with one resampling where operations and front end both have one."""
+    if handle.spec.apply_exif_orientation:
+        image = _upright(image, handle)  # before its EXIF is lost with its transparency
     if image.mode != "RGB" or "transparency" in image.info:
         image = to_rgb(image, front_end.convert_rgb)
-    if handle.spec.apply_exif_orientation:
-        image = _upright(image, handle)
     if reduction is None:
         geometry = _fitting(geometry, handle, image)
     elif reduction.factor > 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.decode.images import open_image
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.demuxers import open_container
@@ -116,6 +117,7 @@ def describe_image(data: bytes) -> dict[str, Any] | None:
 def describe_av(data: bytes) -> dict[str, Any] | None:
     """Returns durations (seconds), sizes (pixels), rates and counts from the header of a video or audio file."""
     try:
+        screen_mp4(memoryview(data))
         with open_container(io.BytesIO(data)) as container:
             facts: dict[str, Any] = {}
             if container.streams.video:

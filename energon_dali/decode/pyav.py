@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,7 +117,7 @@ def find_packets(
         wanted = spec.clip_audio
         if wanted is not None and index.audio is not None and handle.audio_codec:
             reader = _audio_reader(handle, file, wanted)
-            places += index.audio.places(reader.packets_of(_audio_ranges(handle)))
+            places += index.audio.places(reader.packets_of([piece for _, piece in _audio_pieces(handle, reader)]))
     except DecodeError:
         return []  # for the same reason when it is decoded
     return places
@@ -132,9 +133,15 @@ def _audio_reader(handle: ClipsHandle, file: MediaFile, wanted: ClipAudio) -> Au
     )
 
 
-def _audio_ranges(handle: ClipsHandle) -> list[tuple[float, float]]:
-    """Returns (start, end) of the audio of each clip, in seconds."""
-    return [(start, start + handle.spec.audio_seconds) for start in handle.starts.tolist()]
+def _audio_pieces(handle: ClipsHandle, reader: AudioReader) -> list[tuple[int, tuple[float, float]]]:
+    """Returns (clip, (start, end) in seconds) of the audio to read: a clip is divided where a gap in the audio ends."""
+    resumed = reader.index.span_seconds[1:]
+    pieces: list[tuple[int, tuple[float, float]]] = []
+    for row, start in enumerate(handle.starts.tolist()):
+        end = start + handle.spec.audio_seconds
+        edges = [start, *resumed[(resumed > start) & (resumed < end)].tolist(), end]
+        pieces += [(row, piece) for piece in pairwise(edges)]
+    return pieces
 
 
 def decode_and_render(handle: ClipsHandle, file: MediaFile | None = None) -> Clips | VideoInput:
@@ -220,13 +227,19 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
     starts = handle.starts.tolist()
     values = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
     times = np.stack([handle.starts, handle.starts], 1)
-    for row, clip in enumerate(reader.read_clips(_audio_ranges(handle))):
+    pieces = _audio_pieces(handle, reader)
+    found = reader.read_clips([piece for _, piece in pieces])
+    for (row, (start, _)), clip in zip(pieces, found, strict=True):
         if clip is None:
-            continue  # the stream starts later, or ended before
-        skipped = max(0, round((clip.start_seconds - starts[row]) * rate))
+            continue  # the stream starts later, or ended before, or has a gap
+        # Resampled audio after a gap may claim to start before the gap, because its samples do not meet the gap's end.
+        begins = max(clip.start_seconds, start - 0.5 / rate)
+        skipped = max(0, round((begins - starts[row]) * rate))
         heard = clip.samples[:, : max(0, values.shape[2] - skipped)]
         values[row, :, skipped : skipped + heard.shape[1]] = as_float(heard)
-        times[row] = clip.start_seconds, clip.start_seconds + heard.shape[1] / rate
+        if times[row, 0] == times[row, 1]:
+            times[row, 0] = begins
+        times[row, 1] = begins + heard.shape[1] / rate
     return _with_audio(torch.from_numpy(values), torch.from_numpy(times), rate, wanted)
 
 

@@ -6,6 +6,7 @@ are kept for the rest of the process. `VIDEOS` and `AUDIOS` hold the recipes, `v
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 from collections.abc import Iterator
@@ -247,12 +248,14 @@ def audio_file(name: str) -> bytes:
 def encode_video(recipe: VideoRecipe) -> bytes:
     """Returns the video of a recipe; a pure function.
 
-    On a busy machine, FFmpeg's MP4 muxer has refused a packet of x265, even twice. The video is made again then.
+    FFmpeg has refused packets of x265, even twice: encoders of one process share the size of their largest units, until
+    the last of them is freed. The video is made again then.
     """
     with _scheduling_kept():
         for _ in range(4):
             with suppress(av.error.PatchWelcomeError):
                 return _encode_video(recipe)
+            gc.collect()
         return _encode_video(recipe)
 
 

@@ -222,6 +222,10 @@ def test_wrong_ranges_and_limits_are_named() -> None:
     for limits in (AVLimits(max_audio_samples=1000), AVLimits(max_bytes=5000)):
         with MediaFile(sound_file("flac"), limits=limits) as file, pytest.raises(DecodeError, match="AVLimits"):
             AudioReader(file).read(0, 50_000)
+    with MediaFile(sound_file("flac"), limits=AVLimits(max_bytes=50_000)) as file:
+        reader = AudioReader(file, sample_rate=1000)
+        with pytest.raises(DecodeError, match="AVLimits"):  # what is decoded, before it is resampled
+            reader.read(0, 1000)
     with MediaFile(video_file("h264-mp4")) as file, pytest.raises(DecodeError, match="no audio stream"):
         AudioReader(file).read(0, 1)
 

@@ -10,6 +10,7 @@ import pytest
 
 from energon_dali.av import ColourFacts, MediaFile, VideoReader
 from energon_dali.av.colour import Matrix, find_colours
+from energon_dali.errors import DecodeError
 from tests.av.corpus import COLOURS, video_file
 from tests.av.full_decode import decode_fully
 from tests.av.ycbcr import to_rgb
@@ -42,7 +43,7 @@ def to_ycbcr(rgb: Values, matrix: Matrix, full: bool) -> Values:
     return np.rint(np.stack(planes, -1)).clip(0, 255).astype(np.uint8)
 
 
-def encode(ycbcr: Values, container: str, matrix: str | None, full: bool) -> bytes:
+def encode(ycbcr: Values, container: str, matrix: str | int | None, full: bool) -> bytes:
     """Returns one frame, YCbCr uint8 [H, W, 3], losslessly encoded as 4:2:0 and tagged."""
     codec, options = ENCODERS[container]
     stream = io.BytesIO()
@@ -52,7 +53,8 @@ def encode(ycbcr: Values, container: str, matrix: str | None, full: bool) -> byt
         context = video.codec_context
         context.width, context.height, context.pix_fmt = width, height, "yuv420p"
         if matrix is not None:
-            context.colorspace, context.color_primaries, context.color_trc = COLOURS[matrix]
+            tags = (matrix, 2, 2) if isinstance(matrix, int) else COLOURS[matrix]
+            context.colorspace, context.color_primaries, context.color_trc = tags
             context.color_range = 2 if full else 1
         planes = [ycbcr[..., 0], ycbcr[::2, ::2, 1], ycbcr[::2, ::2, 2]]
         joined = np.concatenate([plane.reshape(-1) for plane in planes]).reshape(-1, width)
@@ -129,3 +131,12 @@ def test_untagged_sd_is_what_pyav_gives_and_untagged_hd_is_bt709() -> None:
 )
 def test_the_rule(tags: tuple[int, int, str, int, int], found: ColourFacts) -> None:
     assert find_colours(*tags) == found
+
+
+@pytest.mark.parametrize(("matrix", "name"), [(8, "YCgCo"), (12, "chromaticity-derived"), (14, "ICtCp")])
+def test_a_matrix_that_cannot_be_converted_is_named(matrix: int, name: str) -> None:
+    with MediaFile(encode(np.full((32, 32, 3), 128, np.uint8), "mp4", matrix, False)) as file:
+        with pytest.raises(DecodeError, match=f"{name}.*BT.709"):
+            VideoReader(file).read([0])
+        with pytest.raises(DecodeError, match=name):
+            _ = VideoReader(file).colours

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -14,10 +15,11 @@ import av
 import numpy as np
 import pytest
 
-from energon_dali.av import AVDecoder, AVLimits, MediaFile, VideoReader
+from energon_dali.av import AVDecoder, AVLimits, AVWebdatasetDecoder, MediaFile, VideoReader
 from energon_dali.av.container import MAX_THREADS, count_threads
 from energon_dali.av.media_source import MemoryReader
 from energon_dali.av.mp4_screen import screen_mp4
+from energon_dali.decode.media_filter import describe_av
 from energon_dali.demuxers import tag_options
 from energon_dali.errors import ConfigError, DecodeError, DeviceError
 from tests.av.corpus import broken_files, video_file
@@ -199,6 +201,34 @@ def test_a_claim_of_ten_million_frames_is_refused_before_its_index_is_made(tmp_p
     screen_mp4(memoryview(video_file(NAME)))
     screen_mp4(memoryview(video_file("h264-fragmented-mp4")))
     screen_mp4(memoryview(b""))
+
+
+def test_claims_of_many_boxes_are_added_up() -> None:
+    run = struct.pack(">I4sIII", 20, b"trun", 0, 10_000, 0)
+    table = struct.pack(">I4sIII", 20, b"stsz", 0, 1, 10_000)
+    for boxes in (run * 20, table * 20, run * 10 + table * 10):
+        data = struct.pack(">I4s", len(boxes) + 8, b"moof") + boxes
+        with pytest.raises(DecodeError, match=r"claims 110,000 samples"):
+            screen_mp4(memoryview(data + bytes(100_000)))
+
+
+def test_every_way_to_a_video_screens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = broken_files()["mp4-ten-million-frames"]
+    path = tmp_path / "lie.mp4"
+    path.write_bytes(data)
+    opened: list[object] = []
+    monkeypatch.setattr("av.open", lambda *_, **__: opened.append(data))
+    for size in (-1, 0):
+        with (
+            path.open("rb", size) as stream,
+            MediaFile(stream) as file,
+            pytest.raises(DecodeError, match="claims 10,0"),
+        ):
+            read(file)
+    with pytest.raises(DecodeError, match="claims 10,000,000"):
+        AVWebdatasetDecoder(False, "pyav")("mp4", data)
+    assert describe_av(data) is None
+    assert not opened
 
 
 def test_time_is_limited() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon_dali.av import FrameIndex, MediaFile, VideoReader
 from energon_dali.av.frame_index import PacketTable, find_starts
-from energon_dali.av.key_packets import find_length_size, find_units, is_clean_start, is_hidden
+from energon_dali.av.key_packets import find_encoder_note, find_length_size, find_units, is_clean_start, is_hidden
 from energon_dali.av.mp4_table import read_sample_tables
 from energon_dali.av.video_scan import read_packets
 from energon_dali.errors import ConfigError
@@ -180,6 +180,12 @@ def test_codecs_say_where_decoding_may_begin_and_what_is_hidden() -> None:
     assert is_clean_start("hevc", units(b"\x2a\x01\x00"), 4)
     assert not is_clean_start("hevc", units(b"\x02\x01\x00"), 4)
     assert list(find_units(memoryview(b"\0\0\0\x09\x41"), 4)) == []
+    damaged = memoryview(b"\0\0\1\0\0\1\x65\0\0\1")
+    assert list(find_units(damaged, 0)) == [(6, 7)]
+    assert is_clean_start("h264", damaged, 0)
+    assert not is_clean_start("hevc", damaged, 0)
+    assert find_encoder_note("h264", damaged, 0, None) == b""
+    assert not is_clean_start("h264", units(b"\x06\xff\xff\xff"), 4)
     assert (find_length_size("h264", b"\x01\x64\x00\x1f\xff\xe1"), find_length_size("h264", b"\0\0\0\1\x67")) == (4, 0)
     assert (is_hidden("vp8", memoryview(b"\x00\x00")), is_hidden("vp8", memoryview(b"\x10\x00"))) == (True, False)
     assert is_hidden("vp9", memoryview(b"\x84\x00"))

@@ -22,6 +22,7 @@ from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import VIDEOS, AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video, video_file
+from tests.av.field_coded import field_coded_video
 from tests.av.full_decode import decode_fully
 from tests.av.ogg_pages import HEADERS, read_packets, write_theora
 from tests.decode.sample_images import sample_images
@@ -275,6 +276,17 @@ def test_few_samples_are_resampled_to_as_many_as_they_last(rate: int) -> None:
                 whole = reader.read(0, reader.num_samples)
                 assert whole.shape == (1, reader.num_samples)
                 assert np.array_equal(reader.read(reader.num_samples - 1, reader.num_samples), whole[:, -1:])
+
+
+@pytest.mark.parametrize("container", ["h264", "mpegts", "matroska"])
+def test_fields_coded_as_separate_pictures_make_whole_frames(container: str) -> None:
+    data = field_coded_video(container, 10)
+    pictures = decode_fully(data).pictures
+    assert (pictures[:, 0] != pictures[:, 1]).all(), "the fields differ"
+    with MediaFile(data) as file:
+        reader = VideoReader(file)
+        for frames in (range(10), [1], [4, 7], [9]):
+            np.testing.assert_array_equal(reader.read(frames), pictures[list(frames)])
 
 
 def test_a_stream_without_a_size_is_an_error_of_the_file() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from energon_dali import AudioFrontEnd
 from energon_dali.av import AudioReader, AVLimits, MediaFile
-from energon_dali.av.flac_frames import UNKNOWN, count_samples, find_samples
+from energon_dali.av.flac_frames import UNKNOWN, _check_sum, count_samples, find_samples
 from energon_dali.av.stated_audio import find_stated_audio
 from energon_dali.decode.audio_front_ends.audio_decoding import decode_recording, stage_recording
-from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSpec
+from energon_dali.decode.audio_front_ends.audio_handle import AudioHandle, AudioSegments, AudioSpec
 from energon_dali.errors import DecodeError
 from tests.av.corpus import AudioRecipe, encode_audio
 
@@ -130,6 +130,33 @@ def test_more_samples_than_the_limits_allow_fail() -> None:
     assert isinstance(staged, AudioHandle)
     with pytest.raises(DecodeError, match="max_audio_samples"):
         decode_recording(staged)
+
+
+def test_a_few_bytes_of_flac_do_not_state_days_of_audio() -> None:
+    """Both check sums and the last frame agree with the header."""
+    total = (1 << 36) - 1
+
+    def frame(number: bytes) -> bytes:
+        header = b"\xff\xf9\x70\x08" + number + b"\xff\xff"
+        return header + bytes([_check_sum(header)])
+
+    first = total - 65536
+    number = bytes([0xFE] + [0x80 | first >> shift & 63 for shift in range(30, -1, -6)])
+    stated = (1 << 44 | 15 << 36 | total).to_bytes(8, "big")  # 1 Hz, mono, 16 bits
+    data = b"fLaC\x80\0\0\x22" + b"\xff\xff" * 2 + bytes(6) + stated + bytes(16) + frame(b"\0") + frame(number)
+    assert find_stated_audio(memoryview(data.ljust(70, b"\0"))) is None
+
+
+@pytest.mark.parametrize("segments", ["first", "all"])
+def test_segments_beyond_the_limits_are_not_listed(segments: AudioSegments, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(encode_audio(AudioRecipe("pcm_s16le", "wav", "s16", "mono", 16000, 140_000)))
+    data[24:28] = (1).to_bytes(4, "little")  # 1 Hz: 2,240,000,000 samples at 16 kHz
+    monkeypatch.setattr(type(FRONT_END), "segments", None)
+    if segments == "first":
+        assert stage(bytes(data)).num_samples == 2_240_000_000
+    else:
+        with pytest.raises(DecodeError, match="max_audio_samples"):
+            stage_recording("a", bytes(data), AudioSpec(FRONT_END, segments))
 
 
 def test_segments_of_flac_are_those_of_the_whole() -> None:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from webdataset.autodecode import imagehandler
 
+from energon_dali import FrontEnd
 from energon_dali.decode import (
     CenterCrop,
     HorizontalFlip,
@@ -26,7 +27,7 @@ from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.images import decode_image, open_image
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import DecodeError
-from tests.decode.sample_images import broken_images, encode, photograph, sample_images
+from tests.decode.sample_images import broken_images, encode, exif, photograph, sample_images, with_alpha
 
 FLIP = HorizontalFlip(1.0)
 
@@ -96,6 +97,17 @@ def test_exif_orientation_of_other_formats(name: str) -> None:
     with Image.open(BytesIO(data)) as image:
         upright = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     assert np.array_equal(decode(data, "rgb8", apply_exif_orientation=True), upright)
+
+
+def test_a_front_end_turns_transparent_images_of_other_formats() -> None:
+    """PIL drops EXIF when it puts transparent pixels on white."""
+    data = encode(with_alpha(photograph("astronaut", (60, 40))), "AVIF", exif=exif(6))
+    with Image.open(BytesIO(data)) as image:
+        upright = encode(ImageOps.exif_transpose(image), "PNG")
+    front_end = FrontEnd.from_processor({"image_processor_type": "PerceptionLMImageProcessor", "tile_size": 28})
+    found, expected = (decode(each, front_end=front_end, apply_exif_orientation=True) for each in (data, upright))
+    assert found.layout == expected.layout == front_end.layout(40, 60)
+    assert torch.equal(found.values, expected.values)
 
 
 def test_layouts_and_dtypes() -> None:

@@ -273,6 +273,58 @@ def test_clips_bring_the_sound_of_their_time(name: str) -> None:
     assert (both.audio.shape, both.audio_sample_rate) == ((2, 2, 1, 6400), [8000, 8000])
 
 
+def audio_with_gap() -> bytes:
+    """Returns a file whose audio begins at 2.25 s and has a gap of half a second after 50,688 samples."""
+    stream = io.BytesIO()
+    with (
+        av.open(io.BytesIO(audio_file("flac-start-mkv"))) as source,
+        av.open(stream, "w", format="matroska") as target,
+    ):
+        copy = target.add_stream_from_template(source.streams.audio[0])
+        for number, packet in enumerate(source.demux(audio=0)):
+            if packet.size:
+                packet.stream = copy
+                if number >= 11:
+                    packet.pts = packet.dts = packet.pts + 500
+                target.mux(packet)
+    return stream.getvalue()
+
+
+def test_audio_after_a_gap_is_heard_at_its_time() -> None:
+    whole = full_sound(audio_file("flac-start-mkv"))[2]
+    at = (3.1, 3.406, 3.5, 3.906)  # before the gap, in it, and after it
+    clips = clips_of(
+        audio_with_gap(), VideoClips(clip_duration_seconds=0.9, sampling="at", at=at, audio=True), name="wav"
+    )
+    assert clips.audio is not None
+    assert clips.audio_timestamps is not None
+    expected = np.zeros((whole.shape[0], 6 * 48000), np.float32)
+    expected[:, 108_000 : 108_000 + 50_688] = whole[:, :50_688]
+    after = round(3.806 * 48000)
+    expected[:, after : after + whole.shape[1] - 50_688] = whole[:, 50_688:]
+    for sound, start in zip(clips.audio.numpy(), at, strict=True):
+        first = round(start * 48000)
+        np.testing.assert_array_equal(sound, expected[:, first : first + sound.shape[1]])
+    times = [[3.1, 4.0], [3.806, 4.306], [3.806, 4.4], [3.906, 4.806]]
+    np.testing.assert_allclose(clips.audio_timestamps.numpy(), times, atol=1 / 48000)
+
+
+@pytest.mark.parametrize("rate", [16000, 44100])
+def test_resampled_audio_after_a_gap_is_heard_at_its_time(rate: int) -> None:
+    spec = VideoClips(
+        clip_duration_seconds=1.5, sampling="at", at=(2.75, 3.5), audio=ClipAudio(sample_rate=rate, channels=1)
+    )
+    clips = clips_of(audio_with_gap(), spec, name="wav")
+    assert clips.audio is not None
+    assert clips.audio_timestamps is not None
+    for sound, start in zip(clips.audio[:, 0].numpy(), (2.75, 3.5), strict=True):
+        heard = np.flatnonzero(sound) / rate + start
+        before, after = heard[heard < 3.5], heard[heard > 3.5]
+        assert after[0] == pytest.approx(3.806, abs=0.002)
+        assert not len(before) or before[-1] == pytest.approx(3.306, abs=0.002)
+    np.testing.assert_allclose(clips.audio_timestamps.numpy(), [[2.75, 4.25], [3.806, 4.833]], atol=0.002)
+
+
 @pytest.mark.parametrize("angle", [90, 180, 270])
 def test_frames_are_turned_upright_on_request(angle: int) -> None:
     data = video_file(f"h264-rotated-{angle}-mp4")

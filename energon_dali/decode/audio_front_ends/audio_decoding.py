@@ -48,11 +48,12 @@ def stage_recording(
         of_videos: Whether the audio of videos is taken too.
 
     Raises:
-        DecodeError: The file cannot be opened, or the front end refuses recordings of its length.
+        DecodeError: The file cannot be opened, or the front end refuses recordings of its length, or all of its
+            segments are beyond the limits.
     """
     stated = None if isinstance(raw, SparseMedia) else find_stated_audio(memoryview(raw))
     if stated is not None:
-        spans = _choose(stated.index, spec, seed)
+        spans = _choose(stated.index, spec, seed, limits)
         if stated.offset is not None or not any(start for start, _ in spans):
             make = partial(_make_handles, name, raw, stated.format, spec, stated.index, spans)
             return make(seed=seed, source=source, limits=limits), False
@@ -64,7 +65,7 @@ def stage_recording(
             index = _reader(file, spec.front_end).index
         except DecodeError as error:
             raise DecodeError(error.reason, error.format or file.format, error.route or ROUTE) from error
-        make = partial(_make_handles, name, raw, file.format, spec, index, _choose(index, spec, seed))
+        make = partial(_make_handles, name, raw, file.format, spec, index, _choose(index, spec, seed, limits))
     return make(seed=seed, source=source, limits=limits), has_video
 
 
@@ -110,9 +111,20 @@ def _make_handles(
     return handles if spec.segments == "all" else handles[0]
 
 
-def _choose(index: AudioIndex, spec: AudioSpec, seed: int) -> list[tuple[int, int]]:
-    """Returns (start, stop) of the segments of a recording, at the rate of the front end."""
-    return spec.choose(index.count_at(spec.front_end.sampling_rate), seed)
+def _choose(index: AudioIndex, spec: AudioSpec, seed: int, limits: AVLimits | None) -> list[tuple[int, int]]:
+    """Returns (start, stop) of the segments of a recording, at the rate of the front end.
+
+    Raises:
+        DecodeError: All of them are asked for, and together they have more samples than the limits allow.
+    """
+    samples, most = index.count_at(spec.front_end.sampling_rate), (limits or AVLimits()).max_audio_samples
+    if spec.segments == "all" and samples > most:
+        raise DecodeError(
+            f'All segments of {samples:,} samples are beyond AVLimits(max_audio_samples={most:,}). Use "first" or '
+            '"random" as audio_segments, or raise the limit',
+            route=ROUTE,
+        )
+    return spec.choose(samples, seed)
 
 
 def find_recording_packets(

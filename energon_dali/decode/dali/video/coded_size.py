@@ -50,7 +50,23 @@ def shows_whole_frames(codec: str, extradata: bytes, width: int, height: int) ->
         return has_whole_units(codec, width, height)
     sets = [*(_h264_sets(extradata) if codec == "h264" else _hevc_sets(extradata))]
     read = _read_h264 if codec == "h264" else _read_hevc
-    return bool(sets) and all(read(_Fields(each)) == (width, height) for each in sets)
+    return bool(sets) and all(read(_Fields(each)) == (width, height, False) for each in sets)
+
+
+def codes_frames(codec: str, extradata: bytes) -> bool:
+    """Returns whether no parameter set of a file allows interlaced frames, coded as fields; only H.264 is examined.
+
+    Args:
+        codec: FFmpeg's name.
+        extradata: As for `shows_whole_frames`.
+
+    Raises:
+        IrregularHeaderError: A parameter set is cut off.
+    """
+    if codec != "h264":
+        return True
+    sets = [*_h264_sets(extradata)]
+    return bool(sets) and all(_read_h264(_Fields(each)) is not None for each in sets)
 
 
 def _h264_sets(extradata: bytes) -> Iterator[bytes]:
@@ -105,8 +121,8 @@ class _Fields:
         return (code + 1) // 2 if code & 1 else -(code // 2)
 
 
-def _read_h264(fields: _Fields) -> tuple[int, int] | None:
-    """Returns (width, height) of frames that are coded whole and without fields; None for other frames."""
+def _read_h264(fields: _Fields) -> tuple[int, int, bool] | None:
+    """Returns (width, height) of coded frames and whether they are cut; None where they may be coded as fields."""
     profile = fields.take(8)
     fields.take(16)
     fields.take_code()
@@ -137,7 +153,7 @@ def _read_h264(fields: _Fields) -> tuple[int, int] | None:
     if not fields.take(1):  # fields, which a decoder would also have to interleave
         return None
     fields.take(1)
-    return None if fields.take(1) else (width, height)  # the last bit: frames are cut
+    return width, height, bool(fields.take(1))
 
 
 def _skip_h264_scaling(fields: _Fields, size: int) -> None:
@@ -148,8 +164,8 @@ def _skip_h264_scaling(fields: _Fields, size: int) -> None:
         last = following or last
 
 
-def _read_hevc(fields: _Fields) -> tuple[int, int] | None:
-    """Returns (width, height) of frames that are coded whole; None for frames that are cut."""
+def _read_hevc(fields: _Fields) -> tuple[int, int, bool]:
+    """Returns (width, height) of coded frames and whether they are cut, by the conformance window."""
     fields.take(4)
     layers = fields.take(3)
     fields.take(1 + 88 + 8)
@@ -162,4 +178,4 @@ def _read_hevc(fields: _Fields) -> tuple[int, int] | None:
     if fields.take_code() == 3:
         fields.take(1)
     width, height = fields.take_code(), fields.take_code()
-    return None if fields.take(1) else (width, height)  # the conformance window
+    return width, height, bool(fields.take(1))

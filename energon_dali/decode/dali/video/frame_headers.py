@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from energon_dali.av.container import translated_errors
 from energon_dali.av.key_packets import find_length_size, find_units
 from energon_dali.av.media_source import MemoryReader
-from energon_dali.decode.dali.video.coded_size import shows_whole_frames
+from energon_dali.decode.dali.video.coded_size import codes_frames, shows_whole_frames
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.formats.jpeg import read_jpeg
 from energon_dali.demuxers import open_container
@@ -58,7 +58,8 @@ def has_uniform_frames(
         data: The file.
         codec: FFmpeg's name of the codec.
         shape: The shape that FFmpeg found when it opened the file.
-        whole: Whether frames must also be shown whole, as they are coded (`coded_size`).
+        whole: Whether frames must also be shown whole, as they are coded (`coded_size`). H.264 must not have fields in
+            any case.
     """
     try:
         reader = MemoryReader(memoryview(data).cast("B"))
@@ -69,7 +70,7 @@ def has_uniform_frames(
             packets = (memoryview(packet) for packet in container.demux(stream) if packet.size)
             if codec in CODECS_WITH_PARAMETERS:
                 extradata = stream.codec_context.extradata or b""
-                shown = not whole or shows_whole_frames(codec, extradata, *shape[:2])
+                shown = shows_whole_frames(codec, extradata, *shape[:2]) if whole else codes_frames(codec, extradata)
                 return shown and keeps_parameters(codec, extradata, packets, shape)
             return _have_shape(packets, _READERS[codec], shape)
     except (DecodeError, IrregularHeaderError, IndexError, KeyError, ValueError):

@@ -11,7 +11,7 @@ import pytest
 
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.video.coded_size import shows_whole_frames
-from energon_dali.decode.dali.video.eligibility import is_eligible_video
+from energon_dali.decode.dali.video.eligibility import is_eligible_video, suits_hardware
 from energon_dali.decode.dali.video.frame_headers import _find_av1_headers, _read_av1_size, has_uniform_frames
 from energon_dali.decode.formats import IrregularHeaderError
 from energon_dali.decode.pyav import stage_clips
@@ -96,6 +96,19 @@ def test_frames_that_are_cut_or_interlaced_do_not_reach_dali(
     """A file of whole units may still be cut: its encoder chose larger units, or its maker a window."""
     recipe = replace(BASE, codec=codec, size=(320, 240), encoder_options=options)
     assert reaches_dali(recipe) is reaches
+
+
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+@pytest.mark.parametrize(
+    ("options", "height", "suits"), [("interlaced=1", 240, False), ("poc=1", 242, True), ("cqm=jvt", 240, True)]
+)
+def test_decoders_that_show_parts_of_frames_do_not_get_interlaced_ones(
+    options: str, height: int, suits: bool, container: str
+) -> None:
+    recipe = replace(BASE, container=container, size=(320, height), encoder_options=(("x264-params", options),))
+    handle, file = stage_clips(recipe.container, encode_video(recipe), VideoClips(1, 2))
+    file.close()
+    assert suits_hardware(handle) is suits
 
 
 def extradata_of(codec: str) -> bytes:
