@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, overload
 
-from energon_dali.compat.remote_file import Upload, opened
+from energon_dali.compat.remote_file import TextUpload, Upload, opened
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards import StoragePath
 from energon_dali.shards.storage import dss_location
@@ -242,7 +242,10 @@ class EPath:
             if "w" in mode:
                 path.local.parent.mkdir(parents=True, exist_ok=True)
             return open(path.local, mode, encoding=encoding)
-        binary: IO[bytes] = Upload(path) if "w" in mode else opened(path, block_size, prefetch_file)
+        if "w" in mode:
+            upload = Upload(path)
+            return upload if encoding is None else TextUpload(upload, encoding=encoding)
+        binary = opened(path, block_size, prefetch_file)
         return binary if encoding is None else io.TextIOWrapper(binary, encoding=encoding)
 
     def read_bytes(self) -> bytes:

@@ -71,11 +71,12 @@ class Upload(io.BufferedWriter):
     def __init__(self, path: StoragePath) -> None:
         descriptor, self._local = tempfile.mkstemp(prefix="energon-dali-upload-")
         self._path = path
-        self._failed = False
+        self.failed = False
+        """Whether it was not written to its end; then it is not uploaded."""
         super().__init__(io.FileIO(descriptor, "w"))
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        self._failed = kind is not None  # a file that was not written to its end is not uploaded
+        self.failed = kind is not None
         self.close()
 
     def close(self) -> None:
@@ -83,8 +84,18 @@ class Upload(io.BufferedWriter):
             return
         super().close()
         try:
-            if not self._failed:
+            if not self.failed:
                 self._path.write_file(self._local)
         finally:
             if os.path.exists(self._local):
                 os.unlink(self._local)
+
+
+class TextUpload(io.TextIOWrapper):
+    """An `Upload` of text."""
+
+    buffer: Upload
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self.buffer.failed = kind is not None
+        self.close()

@@ -22,11 +22,15 @@ class LoaderLogCallback(Callback):
     def __init__(self, loaders: Loaders) -> None:
         super().__init__()
         self._scalars = LoaderScalars(loaders)
+        self._last_step = 0
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Writes them, if it is time to."""
-        if trainer.loggers and trainer.global_step % trainer.log_every_n_steps == 0:
-            scalars = self._scalars.read()
-            if scalars:
-                for logger in trainer.loggers:
-                    logger.log_metrics(scalars, step=trainer.global_step)
+        """Writes them, if it is time to: once per step, of which several batches may be a part."""
+        step, every = trainer.global_step, trainer.log_every_n_steps
+        if not trainer.loggers or not every or step % every or step == self._last_step:
+            return
+        self._last_step = step
+        scalars = self._scalars.read()
+        if scalars:
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars, step=step)

@@ -152,8 +152,12 @@ class LoaderTrainerMixin:
         self._parent._save_rng_state(output_dir)
         if self._training is not None:
             os.makedirs(output_dir, exist_ok=True)
-            loader = self._training.loader
-            write_state_files({_state_path(Path(output_dir), loader): loader.save_state_rank()}, wrapped=False)
+            loader, folder = self._training.loader, Path(output_dir)
+            write_state_files({_state_path(folder, loader): loader.save_state_rank()}, wrapped=False)
+            for path in folder.glob("loader_state_*.json"):  # of more ranks, which had begun the same checkpoint
+                number = path.stem.rpartition("_")[2]
+                if number.isdigit() and int(number) >= loader.worker_config.world_size:
+                    path.unlink(missing_ok=True)
 
     def _check_arguments(self, *, resumes: bool) -> None:
         if self.args.ignore_data_skip and resumes:

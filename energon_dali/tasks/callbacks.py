@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from energon_dali.errors import ConfigError
+from energon_dali.tasks.position import find_place
 from energon_dali.tasks.task import count_samples
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class LoaderProgress(Callback):
         self._window.batches += 1
         if self._window.batches >= self._every:
             now, blocked = time.perf_counter(), stats().blocked_seconds
-            self._latest = self._window.figures(now, blocked, trainer.world_size)
+            self._latest = self._window.figures(now, blocked, find_place(trainer)[1])
             self._window = _Window(now, blocked)
         if self._latest:
             pl_module.log_dict(self._latest, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)

@@ -217,4 +217,6 @@ class MapLoader(FollowedSteps, DataLoader[Any]):
                 f"The checkpoint is {state['batches']} batches into its epoch, which {self._plan.world_size} ranks "
                 "cannot divide. Continue on a number of ranks that divides it."
             )
-        self._delivered = EpochPosition(int(state["epoch"]), batch)
+        epoch = int(state["epoch"])
+        # Of a number of ranks that does not divide the batches, the last ones are left out: the epoch may be over.
+        self._delivered = EpochPosition(epoch, batch) if batch < self._plan.num_batches else EpochPosition(epoch + 1, 0)

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.instantiator import Config, HydraInstantiator, Instantiator, has_target, plain_config
 
 if TYPE_CHECKING:
+    from lightning import Trainer
     from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 Prefix = Literal["train", "val", "test"]
@@ -65,6 +67,19 @@ def plain_value(value: Any) -> tuple[bool, Any]:
         plain = dict(zip(map(str, value), values, strict=True)) if isinstance(value, Mapping) else values
         return all(good for good, _ in inner), plain
     return False, None
+
+
+def first_rank_can_run(trainer: Trainer) -> bool:
+    """Returns whether the first rank can run the model alone; warns where its weights are spread over the ranks."""
+    from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+
+    strategy = trainer.strategy
+    can = not isinstance(strategy, (FSDPStrategy, ModelParallelStrategy)) and not getattr(
+        strategy, "zero_stage_3", False
+    )
+    if not can:
+        rank_zero_warn(f"{type(strategy).__name__} spreads the weights over the ranks, so no samples are drawn.")
+    return can
 
 
 def count_samples(batch: Any) -> int:

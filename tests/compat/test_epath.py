@@ -6,6 +6,7 @@ import os
 import pickle
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,27 @@ def test_files(tmp_path: Path) -> None:
         (folder / "nothing").unlink()
     with pytest.raises(ConfigError, match="mode='a'"):
         (folder / "b.bin").open("a")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("mode", "content"), [("w", "half"), ("wb", b"half")])
+def test_a_remote_file_that_is_not_written_to_its_end_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, mode: Any, content: Any
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(StoragePath, "write_file", lambda path, local: written.append(Path(local).read_text()))
+    path = EPath("s3://bucket/a.json")
+
+    def write_half() -> None:
+        with path.open(mode) as file:
+            file.write(content)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert written == []
+    with path.open(mode) as file:
+        file.write(content)
+    assert written == ["half"]
 
 
 def test_globs_follow_links_to_folders_as_those_of_energon(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import json
 import warnings
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from energon_dali import ConfigError, LoaderLog
+from energon_dali import ConfigError, LoaderLog, get_savable_loader
 from energon_dali.integrations import LoaderScalars
 from energon_dali.integrations.transformers import LoaderTrainerMixin
 from tests.integrations.observed import full_loader, numbers_loader
@@ -104,6 +105,34 @@ def test_a_function_gets_rates_of_the_time_between_and_totals_since_the_start() 
     assert scalars["loader_train/read_bytes_per_second"] == 400_000
     assert scalars["loader_train/samples_failed/decode"] == 3
     assert scalars["loader_train/stage_cpu_seconds_per_second/load"] == pytest.approx(3.5 / 12.5)
+
+
+def test_the_callback_of_lightning_writes_once_per_step() -> None:
+    from energon_dali.integrations.lightning import LoaderLogCallback
+
+    written: list[int] = []
+    logger = SimpleNamespace(log_metrics=lambda scalars, step: written.append(step))
+    trainer = SimpleNamespace(loggers=[logger], log_every_n_steps=2, global_step=0)
+    loader = numbers_loader()
+    callback = LoaderLogCallback(loader)
+    for batch, _ in enumerate(islice(loader, 12)):
+        trainer.global_step = batch // 2  # two batches per step
+        callback.on_train_batch_end(trainer)
+    assert written == [2, 4]
+    trainer.log_every_n_steps = 0
+    callback.on_train_batch_end(trainer)
+    assert written == [2, 4]
+
+
+def test_a_checkpoint_of_transformers_keeps_no_position_of_ranks_that_are_gone(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"loader_state_{rank}.json").write_text("of an earlier run with three ranks")
+    loader = get_savable_loader(numbers_loader().dataset)
+    trainer: Any = SimpleNamespace(
+        _parent=SimpleNamespace(_save_rng_state=lambda folder: None), _training=SimpleNamespace(loader=loader)
+    )
+    LoaderTrainerMixin._save_rng_state(trainer, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["loader_state_0.json"]
 
 
 def test_lightning_gives_the_statistics_to_its_loggers(tmp_path: Path) -> None:

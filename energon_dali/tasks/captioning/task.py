@@ -16,7 +16,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.shards.storage.atomic_file import atomic_file
 from energon_dali.tasks.captioning.backbone import PatchPrefix, PrefixBackbone
 from energon_dali.tasks.captioning.rows import IGNORED, CaptioningBatch, packed_causal_mask
-from energon_dali.tasks.task import Prefix, TaskTransformer
+from energon_dali.tasks.task import Prefix, TaskTransformer, first_rank_can_run
 from energon_dali.tasks.tokenizers import TextCodec
 
 if TYPE_CHECKING:
@@ -219,6 +219,8 @@ class CaptioningTransformer(TaskTransformer):
         """Writes captions for the first images of the validation, on one rank."""
         batches, self._shown = self._shown, []
         if not batches or self.trainer.sanity_checking or not self.trainer.is_global_zero:
+            return
+        if not first_rank_can_run(self.trainer):
             return
         codec = self._codec()
         if codec is None:

@@ -179,6 +179,23 @@ def test_a_position_holds_on_another_number_of_ranks_and_for_the_same_data_alone
         MapLoader(Noisy(24), EpochPlan(24, 3, 0, 1, 7, shuffle=True)).restore_position(state)
 
 
+def test_an_epoch_that_is_over_on_more_ranks_is_followed_by_the_next() -> None:
+    """Five batches: of two ranks each has two, and the fifth is left out."""
+    one = MapLoader(Noisy(10), EpochPlan(10, 2, 0, 1, 7, shuffle=True))
+    one.follow()
+    batches = iter(one)
+    for _ in range(4):
+        next(batches)
+        one.take()
+        one.trained(stepped=True)
+    for rank in (0, 1):
+        plan = EpochPlan(10, 2, rank, 2, 7, shuffle=True)
+        loader = MapLoader(Noisy(10), plan)
+        loader.restore_position(one.save_position())
+        assert loader.delivered_position() == (1, 0)
+        assert [number for batch in indices(loader) for number in batch] == list(plan.indices(1, 0))
+
+
 def test_overfitting_repeats_the_first_batches(tmp_path: Path) -> None:
     module = fit(tmp_path, overfit_batches=2, max_epochs=2)
     seen = [keys for keys, _ in module.seen]

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks import callbacks
 from energon_dali.tasks.callbacks import BLOCKED, SPEED, LoaderProgress, count_samples
+from energon_dali.tasks.task import first_rank_can_run
 from tests.tasks.core.tiny_run import numbers_dataset, train
 
 
@@ -19,7 +21,9 @@ def test_speed_and_blocked_share_hold_for_the_batches_since_the_last_ones(monkey
     clock = SimpleNamespace(now=0.0, blocked=0.0)
     monkeypatch.setattr(callbacks.time, "perf_counter", lambda: clock.now)
     loader = SimpleNamespace(stats=lambda: SimpleNamespace(blocked_seconds=clock.blocked))
-    trainer: Any = SimpleNamespace(train_dataloader=loader, world_size=3, log_every_n_steps=50)
+    # Twelve ranks, of which groups of four read the same.
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": 0, "num_replicas": 3})
+    trainer: Any = SimpleNamespace(train_dataloader=loader, world_size=12, strategy=strategy, log_every_n_steps=50)
     logged: list[dict[str, float]] = []
     module: Any = SimpleNamespace(log_dict=lambda values, **_: logged.append(dict(values)))
     callback = LoaderProgress(every_n_batches=2)
@@ -33,6 +37,17 @@ def test_speed_and_blocked_share_hold_for_the_batches_since_the_last_ones(monkey
             clock.now += 100.0
             callback.on_validation_end(trainer, module)
     assert logged == [{SPEED: 4 * 3 / 2.0, BLOCKED: 0.25}] * 5
+
+
+def test_one_rank_draws_only_where_it_has_all_weights() -> None:
+    def can_run(strategy: Any) -> bool:
+        return first_rank_can_run(SimpleNamespace(strategy=strategy))  # type: ignore[arg-type]
+
+    assert can_run(DDPStrategy())
+    assert can_run(SimpleNamespace(zero_stage_3=False))
+    for strategy in (FSDPStrategy(), ModelParallelStrategy(), SimpleNamespace(zero_stage_3=True)):
+        with pytest.warns(UserWarning, match="spreads the weights over the ranks, so no samples are drawn"):
+            assert not can_run(strategy)
 
 
 def test_figures_reach_the_logger(tmp_path: Path) -> None:

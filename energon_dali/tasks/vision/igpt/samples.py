@@ -10,6 +10,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from PIL import Image, ImageDraw
 
+from energon_dali.tasks.task import first_rank_can_run
+
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
     from lightning.pytorch.loggers import Logger
@@ -71,7 +73,7 @@ class SamplesCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws and writes."""
-        if not trainer.is_global_zero or trainer.sanity_checking or not self._images:
+        if not trainer.is_global_zero or trainer.sanity_checking or not self._images or not first_rank_can_run(trainer):
             return
         task = cast("DrawsImages", pl_module)
         given = torch.cat(self._images)
