@@ -84,7 +84,7 @@ def output_names(files: Sequence[StateFile], count: int, *, as_global: bool) -> 
 
 def _numbered(names: Sequence[str]) -> tuple[str, int, str] | None:
     """Returns (text before, number of digits, text after) of the number in which the names differ, or None."""
-    if len(names) < 2:
+    if len(set(names)) < 2:
         return None
     for match in re.finditer(r"\d+", names[0]):
         head, tail = names[0][: match.start()], names[0][match.end() :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHADES = " .:-=+*#%@"
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 """Letters from dark to bright."""
 
 
@@ -141,14 +143,19 @@ def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
         colours: Draw images in 24-bit colour, instead of letters.
     """
     values = values_of(sample)
-    yield f"{values.get('__key__')} ({type(sample).__name__})"
+    yield _printable(f"{values.get('__key__')} ({type(sample).__name__})")
     for source in values.get("__sources__") or ():
-        yield f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}"
+        yield _printable(f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}")
     if values.get("__subflavors__"):
-        yield f"  subflavors: {values['__subflavors__']}"
+        yield _printable(f"  subflavors: {values['__subflavors__']}")
     for name, value in values.items():
         if not name.startswith("__"):
             yield from _lines(name, value, width, colours)
+
+
+def _printable(line: str) -> str:
+    """Returns a line without control characters, with which texts of a dataset could command the terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
 def _lines(name: str, value: Any, width: int, colours: bool) -> Iterator[str]:
@@ -159,7 +166,7 @@ def _lines(name: str, value: Any, width: int, colours: bool) -> Iterator[str]:
         yield f"  {name}: {value.mode} image, {value.width} x {value.height}"
         yield from draw(value, width, colours=colours)
     else:
-        first, *rest = (str(value) if isinstance(value, str) else describe(value)).splitlines() or [""]
+        first, *rest = map(_printable, (value if isinstance(value, str) else describe(value)).splitlines() or [""])
         yield f"  {name}: {first}"
         yield from (f"    {line}" for line in itertools.islice(rest, 50))
 

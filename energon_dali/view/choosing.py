@@ -18,7 +18,7 @@ from energon_dali.view.catalog import CatalogEntry
 from energon_dali.view.chosen import export_lines, find_in_file
 from energon_dali.view.grid_choice import check_query
 from energon_dali.view.pages import entry_of, site_of, way_back
-from energon_dali.view.query import read_query
+from energon_dali.view.query import GridQuery, read_query
 from energon_dali.view.site import Site
 from energon_dali.view.sorted_samples import all_of
 
@@ -82,14 +82,26 @@ def _numbers_of(entry: CatalogEntry, site: Site, given: Mapping[str, str]) -> In
         numbers = np.array([int(text) for text in texts], np.int64)
         return numbers[numbers < entry.opened.num_samples]
     if given.get("all") == "1":  # in any order
-        query, _ = check_query(site, entry, read_query({**given, "sort": ""})[0])
-        return all_of(site.select(entry, query))
-    query, _ = check_query(site, entry, read_query(given)[0])
+        return all_of(site.select(entry, _whole_query(entry, site, {**given, "sort": ""})))
+    query = _whole_query(entry, site, given)
     texts = [given.get("from", ""), given.get("to", "")]
     if not all(map(_is_number, texts)):
         raise HTTPException(422, "Name the samples: by number, by their positions in the list, or all of it.")
     first, last = sorted(map(int, texts))
     return site.select(entry, query).page(first, last + 1).indices
+
+
+def _whole_query(entry: CatalogEntry, site: Site, given: Mapping[str, str]) -> GridQuery:
+    """Returns the query of some fields; with conditions left out, it would name more samples than the page shows.
+
+    Raises:
+        HTTPException: A condition cannot be used, such as a tag that is gone.
+    """
+    query, wrong = read_query(given)
+    query, gone = check_query(site, entry, query)
+    if wrong or gone:
+        raise HTTPException(422, [*wrong, *gone][0])
+    return query
 
 
 def _is_number(text: str) -> bool:

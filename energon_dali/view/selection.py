@@ -90,6 +90,7 @@ class Search:
         self._ended = False
         self._cancelled = False
         self._error = ""
+        self.is_over = False
         threading.Thread(target=self._run, name="energon_dali.view.search", daemon=True).start()
 
     def page(self, start: int, stop: int, wait_seconds: float = WAIT_SECONDS) -> Page:
@@ -108,6 +109,7 @@ class Search:
                 base += len(piece)
             indices = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
             share = 1.0 if self._ended and not self._error else self._num_searched / max(1, len(self._rows))
+            self.is_over = self.is_over or bool(self._error)
             return Page(indices, self._num_found, share, self._error)
 
     def position(self, index: int) -> int | None:
@@ -123,12 +125,13 @@ class Search:
 
     def cancel(self) -> None:
         """Ends the search soon."""
-        self._cancelled = True
+        self._cancelled = self.is_over = True
 
     def _run(self) -> None:
         try:
             for shard, start, stop in self._pieces():
                 if self._cancelled:
+                    self._error = CANCELLED
                     return
                 found = search_shard(self._dataset, shard, start, stop, self._wanted)
                 with self._changed:
@@ -159,8 +162,15 @@ Selection: TypeAlias = Rows | ScanPages | Search
 """The samples of a grid, by position."""
 
 
+CANCELLED = "It was ended, because others were asked for since. Load the page again."
+"""Error of a search or a sorted list."""
+
+
 class Cancellable(Protocol):
     """What runs in the background for a page."""
+
+    is_over: bool
+    """Whether it is of no more use: it was cancelled, or it failed and a page has said so."""
 
     def cancel(self) -> None:
         """Ends it soon."""
@@ -184,7 +194,8 @@ class SearchCache:
             create: Starts it.
         """
         with self._lock:
-            found: CancellableT = self._searches.pop(key, None) or create()
+            known: CancellableT | None = self._searches.pop(key, None)
+            found = create() if known is None or known.is_over else known
             self._searches[key] = found  # the one that was used last is the last
             if len(self._searches) > _KEPT_SEARCHES:
                 self._searches.pop(next(iter(self._searches))).cancel()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.errors import EnergonDaliError
+from energon_dali.errors import EnergonDaliError, StorageError
 from energon_dali.plan.rng import Int64Array
-from energon_dali.view.selection import WAIT_SECONDS, ScanPages, Search, Selection
+from energon_dali.view.selection import CANCELLED, WAIT_SECONDS, ScanPages, Search, Selection
 from energon_dali.view.viewed_sample import Page, Rows
 
 _MOST = 1 << 62
@@ -44,6 +44,7 @@ class SortedSamples:
         self._ended = threading.Event()
         self._cancelled = False
         self._error = ""
+        self.is_over = False
         self._order: npt.NDArray[np.int32] | Int64Array = np.zeros(0, np.int32)
         self._searched = 0.0
         threading.Thread(target=self._run, name="energon_dali.view.sort", daemon=True).start()
@@ -59,6 +60,7 @@ class SortedSamples:
         self._ended.wait(wait_seconds)
         if not self._ended.is_set():
             return Page(np.zeros(0, np.int64), self._num_found(), 0.0)
+        self.is_over = self.is_over or bool(self._error)
         found = self._order[max(0, start) : max(0, stop)].astype(np.int64)
         return Page(found, len(self._order), self._searched, self._error)
 
@@ -69,7 +71,7 @@ class SortedSamples:
 
     def cancel(self) -> None:
         """Ends the sorting soon."""
-        self._cancelled = True
+        self._cancelled = self.is_over = True
         if isinstance(self._base, Search):
             self._base.cancel()
 
@@ -81,6 +83,7 @@ class SortedSamples:
             searched = self._share() if self._base.waits_for_scan else 1.0  # first, as a scan goes on meanwhile
             numbers = all_of(self._base, lambda: self._cancelled)
             if self._cancelled:
+                self._error = CANCELLED
                 return
             values = self._values(numbers)
             order = np.argsort(-values if self._descending else values, kind="stable")  # NaN is last
@@ -100,7 +103,7 @@ def all_of(selection: Selection | SortedSamples, is_cancelled: Callable[[], bool
         is_cancelled: Returns whether nobody needs them any more; the result is not complete then.
 
     Raises:
-        StorageError: The result of a scan cannot be read.
+        StorageError: The result of a scan cannot be read, or a search failed.
     """
     if isinstance(selection, Rows):
         return selection.take(0, len(selection))
@@ -108,6 +111,8 @@ def all_of(selection: Selection | SortedSamples, is_cancelled: Callable[[], bool
         return selection.page(0, _MOST).indices  # as far as the dataset was scanned
     while not is_cancelled():
         page = selection.page(0, _MOST)
-        if page.searched >= 1 or page.error:
+        if page.error:
+            raise StorageError(page.error)
+        if page.searched >= 1:
             return page.indices
     return np.zeros(0, np.int64)

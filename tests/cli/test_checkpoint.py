@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from energon_dali.cli.checkpoint import output_names
 from energon_dali.cli.main import main
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import LayoutError, StateError
@@ -78,6 +80,12 @@ def test_states_of_three_ranks_for_two_and_back(tmp_path: Path, suffix: str, wra
     assert run("redist", tmp_path / "two", tmp_path / "three", "--new-world-size", 3)[0] == 0
     three = [read_state_file(path).states[0] for path in sorted((tmp_path / "three").iterdir())]
     assert [state["streams"] for state in three] == [state["streams"] for state in states]
+
+
+def test_names_that_do_not_differ_keep_their_numbers() -> None:
+    files: Any = [SimpleNamespace(path=Path(f"rank{rank}/step_1000.pt")) for rank in range(2)]
+    assert output_names(files, 2, as_global=False) == ["step_1000_rank0.pt", "step_1000_rank1.pt"]
+    assert output_names(files, 2, as_global=True) == ["step_1000_rank_global.pt"]
 
 
 def test_a_global_state_and_its_ranks(tmp_path: Path) -> None:

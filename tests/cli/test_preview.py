@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from energon_dali.cli.main import main
-from energon_dali.cli.preview import draw
+from energon_dali.cli.preview import describe_sample, draw
 from energon_dali.shards.meta.dataset_config import sample_config, write_dataset_config
 from energon_dali.shards.prepare.dataset import prepare_dataset
 from energon_dali.shards.storage import StoragePath
@@ -66,6 +66,12 @@ def test_what_is_missing_is_named(data: str) -> None:
     done = CliRunner().invoke(main, ["preview", data, "--split-parts", "nowhere"])
     assert done.exit_code == 1
     assert "nowhere" in done.output
+
+
+def test_texts_do_not_command_the_terminal() -> None:
+    sample = {"__key__": "a\x1b[2J", "txt": "one\x1b]52;c;aGk=\x07\ntwo\ttabs \x9b"}
+    lines = list(describe_sample(sample, 40, colours=True))
+    assert lines == ["a\\x1b[2J (dict)", "  txt: one\\x1b]52;c;aGk=\\x07", "    two\ttabs \\x9b"]
 
 
 def test_images_in_colour() -> None:

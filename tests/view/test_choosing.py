@@ -24,6 +24,7 @@ from energon_dali.view.catalog import Catalog
 from energon_dali.view.chosen import ChosenSamples, Tags, rows_among
 from energon_dali.view.comparison import compare_texts
 from energon_dali.view.dataset import FolderDataset
+from energon_dali.view.selection import SearchCache
 from energon_dali.view.sort_keys import sort_keys
 from energon_dali.view.sorted_samples import SortedSamples
 from energon_dali.view.viewed_sample import Rows
@@ -382,6 +383,26 @@ def test_samples_are_tagged_and_filtered_by_tags(server: PageServer) -> None:
     assert post(server, "tags?action=add&name=../x&samples=1").status == 422
     assert post(server, "tags?action=add&name=&samples=1").status == 422
     assert post(server, "tags?action=sing&name=a&samples=1").status == 422
+
+
+def test_all_of_a_tag_that_is_gone_is_not_all_samples(server: PageServer) -> None:
+    assert post(server, "chosen?action=add&all=1&tag=gone").status == 422
+    assert post(server, "chosen?action=add&from=0&to=3&sort=gone").status == 422
+    assert chosen(server) == []
+
+
+def test_a_search_that_failed_is_made_again_once_a_page_has_said_so() -> None:
+    class Failing:
+        is_over = False
+
+        def cancel(self) -> None:
+            self.is_over = True
+
+    cache = SearchCache()
+    first = cache.get("key", Failing)
+    assert cache.get("key", Failing) is first
+    first.is_over = True
+    assert cache.get("key", Failing) is not first
 
 
 def test_a_damaged_tag_is_said_and_can_be_removed(server: PageServer) -> None:
