@@ -211,6 +211,10 @@ class _Server:
                     caller.sendall(b"%d\n" % status)
 
 
+_kept: dict[str, Any] = {}
+"""The variables of a program that has ended; like other modules, they are not taken down."""
+
+
 def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
     """Runs a program as `python ARGUMENTS` would."""
     import numpy
@@ -245,7 +249,8 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
         return
     sys.argv = arguments
     sys.path[0] = str(Path(first).resolve().parent)
-    runpy.run_path(first, run_name="__main__")
+    # Kept: torch can hang in the end of a process group of gloo, if the other ranks have ended.
+    _kept.update(runpy.run_path(first, run_name="__main__"))
 
 
 def _status(arguments: list[str], folder: str, environment: dict[str, str]) -> int:

@@ -74,6 +74,7 @@ def test_it_runs_and_prints_what_it_says(
         except subprocess.TimeoutExpired:
             status = None
             process.kill()
+            process.wait()
     assert status == 0, f"status {status}\n{printed.read_text()}\n{errors.read_text()}"
     lines = iter(printed.read_text().splitlines())
     expected = [text.strip() for text in PRINTED.findall(tutorial.read_text())]
