@@ -249,7 +249,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
         return
     sys.argv = arguments
     sys.path[0] = str(Path(first).resolve().parent)
-    # Kept: torch can hang in the end of a process group of gloo, if the other ranks have ended.
+    # Kept: torch may hang when the last reference to a process group of gloo is dropped.
     _kept.update(runpy.run_path(first, run_name="__main__"))
 
 

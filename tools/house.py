@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import io
 import json
 import os
@@ -219,6 +220,7 @@ def trace(root: Path, decoder: str, folder: Path) -> dict[str, Any]:
     tracer = Tracer(root)
     import energon_dali as ed
 
+    gc.disable()  # what it calls, whenever it runs, is not on the way of a sample
     options = {"image_decode_device": "cpu"} if decoder == "DaliDecoder" else {}
     encoder = type("Encoder", (ed.TaskEncoder,), {"decoder": getattr(ed, decoder)(**options)})
 

@@ -113,7 +113,7 @@ with ed.get_savable_loader(dataset) as loader:
                 print(json.dumps(line), file=log, flush=True)
         if batch.step + 1 == steps:
             break
-dist.barrier()  # the end of gloo may hang while all_gather_object is still being cleaned up (PyTorch 2.13)
+dist.barrier()  # else gloo may hang at its end, after all_gather_object (PyTorch 2.13)
 dist.destroy_process_group()
 """
 Path("train.py").write_text(TRAIN)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHADES = " .:-=+*#%@"
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 """Letters from dark to bright."""
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+"""Control characters, except tabs."""
 
 
 @click.command("preview")

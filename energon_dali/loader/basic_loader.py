@@ -328,17 +328,14 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         finalizer, closing = self._finalizer, self._closing
         self._finalizer = self._closing = None
         self._watchdog.show_workers = None
-        if finalizer is not None and finalizer.detach() is not None:
-            if closing is not None:
-                forget(closing)
-            try:
+        try:
+            if finalizer is not None and finalizer.detach() is not None:
+                if closing is not None:
+                    forget(closing)
                 prefetcher.close()
-            except BaseException:  # such as another Ctrl-C
-                if self._shared_cache is not None:
-                    self._shared_cache.close()
-                raise
-        if self._shared_cache is not None:
-            self._shared_cache.close()
+        finally:  # also after another Ctrl-C
+            if self._shared_cache is not None:
+                self._shared_cache.close()
         return True
 
     def __enter__(self) -> BasicDataLoader[T]:

@@ -218,5 +218,5 @@ class MapLoader(FollowedSteps, DataLoader[Any]):
                 "cannot divide. Continue on a number of ranks that divides it."
             )
         epoch = int(state["epoch"])
-        # Of a number of ranks that does not divide the batches, the last ones are left out: the epoch may be over.
+        # Batches that the ranks cannot share equally are left out at the end, so the epoch may be over.
         self._delivered = EpochPosition(epoch, batch) if batch < self._plan.num_batches else EpochPosition(epoch + 1, 0)

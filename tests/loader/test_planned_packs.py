@@ -366,7 +366,8 @@ def test_validation_packs_each_sample_once(folder: Path) -> None:
         )
 
 
-def test_every_validation_has_the_same_batches(folder: Path) -> None:
+def validation_loader(folder: Path) -> Any:
+    """Returns a loader of planned packs that ends with the data."""
     dataset = ed.get_val_dataset(
         folder / "blend.yaml",
         split_part="train",
@@ -376,11 +377,14 @@ def test_every_validation_has_the_same_batches(folder: Path) -> None:
         task_encoder=Encoder(),
         packs=PlannedPacks(MAX_LENGTH, window=64),
     )
+    return ed.get_savable_loader(dataset)
 
+
+def test_every_validation_has_the_same_batches(folder: Path) -> None:
     def keys(batch: Any) -> list[list[str]]:
         return [[text.split()[0] for text in pack] for pack in batch.packs]
 
-    with ed.get_savable_loader(dataset) as loader:
+    with validation_loader(folder) as loader:
         assert [keys(batch) for batch in loader] == [keys(batch) for batch in loader]
 
 
@@ -393,16 +397,7 @@ def test_later_validations_plan_no_earlier_one_again(folder: Path, monkeypatch: 
         return make(self, *arguments, **options)
 
     monkeypatch.setattr(PackedUnits, "make_window", make_window)
-    dataset = ed.get_val_dataset(
-        folder / "blend.yaml",
-        split_part="train",
-        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=2,
-        global_batch_size=10,
-        task_encoder=Encoder(),
-        packs=PlannedPacks(MAX_LENGTH, window=64),
-    )
-    with ed.get_savable_loader(dataset) as loader:
+    with validation_loader(folder) as loader:
         consumed = []
         for _ in range(8):
             for _ in loader:

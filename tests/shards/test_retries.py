@@ -214,7 +214,7 @@ def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: Fa
     assert max(clock.pauses) == retry.LONGEST_PAUSE_SECONDS
 
 
-def test_a_folder_that_cannot_be_listed_is_no_empty_folder(
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":

@@ -54,6 +54,7 @@ class SeenArenas:
 
 
 _seen: weakref.WeakValueDictionary[int, SeenArenas] = weakref.WeakValueDictionary()
+"""Those of this process by their ids. Not a WeakSet, which other threads must not change while it is walked."""
 
 
 def _before_fork() -> None:

@@ -129,7 +129,7 @@ def split_by_ratio(
     Raises:
         ConfigError: The weights do not have a positive sum.
     """
-    # Of their decimal digits: sums of floats may stay below 1, which would lose the last shard.
+    # Exact, from their decimal digits: with floats, 0.7 + 0.2 + 0.1 is below 1, and the last shard would be in no part.
     weights = [Fraction(str(weight)) for weight in ratio.values() if math.isfinite(weight)]
     total = sum(weights)
     if len(weights) < len(ratio) or total <= 0 or min(weights) < 0:

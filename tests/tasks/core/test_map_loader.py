@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -157,14 +158,20 @@ def test_ranks_share_the_batches_of_one_order() -> None:
         EpochPlan(0, 4, 0, 1, 5, shuffle=True)
 
 
-def test_a_position_holds_on_another_number_of_ranks_and_for_the_same_data_alone() -> None:
-    one = MapLoader(Noisy(24), EpochPlan(24, 2, 0, 1, 7, shuffle=True))
-    one.follow()
-    batches = iter(one)
+def train_four_batches(loader: MapLoader) -> Iterator[Any]:
+    """Trains on the first four batches, and returns the others."""
+    loader.follow()
+    batches = iter(loader)
     for _ in range(4):
         next(batches)
-        one.take()
-        one.trained(stepped=True)
+        loader.take()
+        loader.trained(stepped=True)
+    return batches
+
+
+def test_a_position_holds_on_another_number_of_ranks_and_for_the_same_data_alone() -> None:
+    one = MapLoader(Noisy(24), EpochPlan(24, 2, 0, 1, 7, shuffle=True))
+    batches = train_four_batches(one)
     state = json.loads(json.dumps(one.save_position()))
     rest = indices(batches)
     shares = []
@@ -182,12 +189,7 @@ def test_a_position_holds_on_another_number_of_ranks_and_for_the_same_data_alone
 def test_an_epoch_that_is_over_on_more_ranks_is_followed_by_the_next() -> None:
     """Five batches: of two ranks each has two, and the fifth is left out."""
     one = MapLoader(Noisy(10), EpochPlan(10, 2, 0, 1, 7, shuffle=True))
-    one.follow()
-    batches = iter(one)
-    for _ in range(4):
-        next(batches)
-        one.take()
-        one.trained(stepped=True)
+    train_four_batches(one)
     for rank in (0, 1):
         plan = EpochPlan(10, 2, rank, 2, 7, shuffle=True)
         loader = MapLoader(Noisy(10), plan)
