@@ -169,7 +169,7 @@ def find_worker_borders(dataset: SavableDataset[Any]) -> list[WorkerBorder]:
 
 def rank_seeds_generators(dataset: SavableDataset[Any]) -> bool:
     """Returns whether a hook that the rank runs seeds the global generators of random numbers."""
-    if isinstance(dataset, WorkerBorder):
+    if isinstance(dataset, WorkerBorder) and dataset.worker_config.num_workers > 0:
         return False
     hooks = (getattr(dataset, name, None) for name in ("hook", "map_fn", "sample_encoder"))
     return any(hook is not None and restores_seeds(hook) for hook in hooks) or any(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import energon_dali as ed
+from energon_dali.share_group import Member, ShareGroup
 from tests.loader.dataset_folder import captioning_dataset
 
 
@@ -60,3 +63,26 @@ def test_the_draws_of_hooks_and_trainer_do_not_mix(tmp_path: Path, caplog: pytes
     assert hooks == alone
     assert trainer == expected
     assert "decode_process=True" in caplog.text
+
+
+def test_ranks_that_share_batches_need_a_decode_process(tmp_path: Path) -> None:
+    addresses = [f"seeded-hooks-{secrets.token_hex(8)}" for _ in range(2)]
+    members = [Member(rank, "node", address) for rank, address in enumerate(addresses)]
+    server = socket.socket(socket.AF_UNIX)
+    server.bind("\0" + addresses[0])
+    server.listen()
+    group = ShareGroup(members[0], members, (), (server,))
+    dataset = ed.get_train_dataset(
+        captioning_dataset(tmp_path / "data"),
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=0, share_group=group),
+        batch_size=2,
+        task_encoder=Encoder(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    try:
+        with pytest.raises(ed.ConfigError, match="Give decode_process=True"):
+            ed.get_loader(dataset)
+        ed.get_loader(dataset, decode_process=True).close()
+    finally:
+        group.close()

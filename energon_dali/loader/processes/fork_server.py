@@ -19,10 +19,12 @@ import pickle
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from energon_dali.loader.processes.class_pickling import pickle_task
@@ -277,9 +279,12 @@ class ForkServer:
         self._channel, theirs = Channel.pair()
         drop_in_child(self)
         try:
-            self._process = launch("fork" if is_copy else "spawn", theirs, pipe, task)
-            if not is_copy:
-                self._channel.send(pickle_task(task))
+            if is_copy:
+                kept = {0, 1, 2, theirs.fileno(), pipe}
+                self._process = launch_copy(theirs, pipe, partial(_let_go_of_connections, kept))
+            else:
+                self._process = launch("spawn", theirs, pipe, task)
+            self._channel.send(pickle_task(task))
         except BaseException:
             self.after_fork()
             raise
@@ -335,6 +340,20 @@ class ForkServer:
         """Closes the copies that a forked child has: they would keep the server from noticing the parent's end."""
         self._channel.close()
         self._parent_pipe_end.close()
+
+
+def _let_go_of_connections(kept: Set[int]) -> None:
+    """Lets go of the pipes and sockets that a copy of a process has open, but for some descriptors.
+
+    Otherwise a program that reads from such a pipe would not see that the first process has closed it. Their numbers
+    stay taken, by a file that takes everything: objects that still have them may close them.
+    """
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+            with contextlib.suppress(OSError):  # the descriptor that lists them is closed again
+                mode = os.fstat(number).st_mode
+                if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                    os.dup2(nothing.fileno(), number, inheritable=False)
 
 
 @contextlib.contextmanager

@@ -213,7 +213,7 @@ def _spawn(channel: Channel, parent_pipe: int) -> ChildProcess:
 
 
 def launch_copy(channel: Channel, parent_pipe: int, prepare: Callable[[], None]) -> ChildProcess:
-    """Starts a copy of this process, a fork server, that expects its task as its first message.
+    """Starts a copy of this process that expects its task, pickled, as its first message.
 
     Args:
         channel: As in `launch`.

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.datasets.followed import asked_as
-from energon_dali.errors import WatchdogTimeoutError, WorkerError
+from energon_dali.datasets.worker_border import rank_seeds_generators
+from energon_dali.errors import ConfigError, WatchdogTimeoutError, WorkerError
 from energon_dali.loader.cuda_handoff import CudaHandoff
 from energon_dali.loader.deferred_close import close_when_collected
 from energon_dali.loader.prefetcher import DirectPrefetcher, Prefetcher, ThreadPrefetcher
@@ -76,10 +77,19 @@ class ReaderLoader(SharingLoader[T]):
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         **options: As those of SavableDataLoader.
+
+    Raises:
+        ConfigError: Hooks of the rank seed the global generators of random numbers, without a decode process.
     """
 
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
         super().__init__(dataset, **options)
+        if not self._options.decode_process and rank_seeds_generators(self._tree):
+            raise ConfigError(
+                "Ranks that share batches run hooks in a thread, where the random numbers of hooks marked "
+                "@stateless(restore_seeds=True) would mix with the trainer's. Give decode_process=True, or move these "
+                "hooks to workers (preencode_sample, or SampleDecoder, with num_workers > 0)."
+            )
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that read for others"
         batches = self._tree.global_batches

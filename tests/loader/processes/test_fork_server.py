@@ -6,7 +6,9 @@ import fcntl
 import io
 import os
 import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -142,6 +144,29 @@ def test_a_forked_child_has_no_server_and_keeps_none_alive() -> None:
         os._exit(bool(fork_server._servers) + 2 * server.is_alive + 4 * (not parent_end.closed))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert server.is_alive
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_server_keeps_no_pipe_and_no_port_of_the_program_open() -> None:
+    reading, writing = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        prepare_workers()
+        address = listening.getsockname()
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        ready = select.select([pipe], [], [], 10)[0]
+        assert ready, "the server keeps the pipe open"
+        assert pipe.read() == b""
+    assert wait_until(lambda: not _takes_connections(address), 10)
+    assert running()
+
+
+def _takes_connections(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 @pytest.mark.usefixtures("gpu")
