@@ -221,17 +221,17 @@ def generic_batch(batch: list[Any]) -> Any:
 
     Tensors are stacked and padded. Dicts, dataclasses and named tuples are batched field by field: the base fields of
     samples become lists, and `__sources__` one tuple. A dataclass with `from_samples` batches itself. Everything else
-    stays a list.
+    stays a list, and so do values of which some are None, unless the others have `batches_none` (`AudioInput`).
 
     Args:
-        batch: One value per sample, all of one type.
+        batch: One value per sample, all of one type or None.
 
     Raises:
         ConfigError: Dicts have different keys, or tensors different numbers of dimensions.
     """
-    if not batch:
+    first = next((value for value in batch if value is not None), None)
+    if first is None or (any(value is None for value in batch) and not getattr(first, "batches_none", False)):
         return batch
-    first = batch[0]
     torch = sys.modules.get("torch")  # if it was never imported, there are no tensors
     if torch is not None and all(isinstance(value, torch.Tensor) for value in batch):
         return batch_pad_stack(batch)

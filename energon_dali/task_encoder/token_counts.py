@@ -197,7 +197,7 @@ def _may_hold_media(reference: Lazy[Any]) -> bool:
 def _media_tokens(media: list[_Media], texts: list[Any]) -> int:
     """Returns the tokens that media add to those of the text."""
     media = [one for one in media if getattr(_front_end(one), "in_text", True)]
-    features = kept = added = 0
+    features = kept = added = images = 0
     unknown: str | None = None
     ids: set[int] = set()
     for one in media:
@@ -205,6 +205,8 @@ def _media_tokens(media: list[_Media], texts: list[Any]) -> int:
         ids |= _placeholder_ids(front_end)
         features += layout.num_features
         if not isinstance(front_end, AudioFrontEnd):
+            added += front_end.number_tokens(images)
+            images += 1
             if front_end.placeholder_id is not None:
                 kept += front_end.kept_placeholders(layout)
             elif front_end.separate_placeholder:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,10 +9,13 @@ from energon_dali.kernels.pad_stack import pad_stack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_dali import batch_audio
+from energon_dali.decode.audio_front_ends.speech_llm import Qwen3Omni
+from energon_dali.decode.audio_front_ends.whisper import Whisper
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import SourceInfo
 from energon_dali.samples.batching import batch_list, batch_pad_stack, batch_stack, generic_batch, image_layout
-from energon_dali.samples.kinds import TextSample
+from energon_dali.samples.kinds import Clips, TextSample
 
 
 def test_rows_of_a_block_are_stacked_without_a_copy() -> None:
@@ -162,6 +165,37 @@ def test_generic_batch_goes_by_type() -> None:
     assert named.name == ["p", "p"]
     values = ["a", "b"]
     assert batch_list(values) is values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(1),
+        "a",
+        {"a": 1},
+        Point(torch.ones(1), "p"),
+        Named(torch.ones(1), "p"),
+        Clips(frames=torch.zeros(1, 2, 3, 4, 4), timestamps=torch.zeros(1, 2)),
+        Whisper().render(torch.zeros(4000)),  # its model has a row per sample
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_missing_value_makes_a_list_wherever_it_is(value: Any) -> None:
+    for batch in ([None, value], [value, None], [value, None, value], [None, None]):
+        made = generic_batch(batch)
+        assert isinstance(made, list)
+        assert all(found is given for found, given in zip(made, batch, strict=True))
+
+
+@pytest.mark.parametrize("order", [(0, None, 1), (None, 0, 1), (0, 1, None)])
+def test_a_missing_recording_is_a_sample_without_audio(order: tuple[int | None, ...]) -> None:
+    front_end = Qwen3Omni(num_mels=40)
+    recordings = [front_end.render(torch.full((length,), 0.5)) for length in (4000, 8000)]
+    batch = generic_batch([{"audio": None if number is None else recordings[number]} for number in order])
+    expected = batch_audio([[] if number is None else [recordings[number]] for number in order])
+    assert batch["audio"].keys() == expected.keys()
+    assert len(batch["audio"]["input_features"]) == 2
+    assert all(torch.equal(batch["audio"][key], expected[key]) for key in expected)
 
 
 def test_base_fields_of_samples_stay_apart() -> None:

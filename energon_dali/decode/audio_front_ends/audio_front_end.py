@@ -352,16 +352,27 @@ class AudioInput:
         """Duration of the whole recording, of which the extractor may have cut off the end."""
         return self.layout.num_samples / self.front_end.sampling_rate
 
+    @property
+    def batches_none(self) -> bool:
+        """Whether a batch may have samples without a recording: their texts have no placeholder for one.
+
+        A model without placeholders takes one row per sample, so that rows would belong to other samples.
+        """
+        return self.front_end.in_text
+
     @classmethod
-    def from_samples(cls, samples: Sequence[AudioInput]) -> dict[str, Any]:
+    def from_samples(cls, samples: Sequence[AudioInput | None]) -> dict[str, Any]:
         """Returns what `batch_audio` makes of one recording per sample: this is how the default `batch` uses it.
+
+        Args:
+            samples: The recording of each sample; None for a sample without one, which adds nothing.
 
         Raises:
             ConfigError: As `batch_audio`.
         """
         from energon_dali.decode.audio_front_ends.audio_batch import batch_audio
 
-        return batch_audio([[sample] for sample in samples])
+        return batch_audio([[] if sample is None else [sample] for sample in samples])
 
     def __repr__(self) -> str:
         return (

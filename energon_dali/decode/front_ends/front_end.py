@@ -221,6 +221,14 @@ class FrontEnd(ProcessorFamily):
         """
         return layout.num_tokens
 
+    def number_tokens(self, number: int) -> int:
+        """Returns the tokens of the number that `expand_text` writes before an image; mostly 0, as none is written.
+
+        Args:
+            number: Of the image among those of its sample, from 0.
+        """
+        return 0
+
     def kept_placeholders(self, layout: ImageLayout) -> int:
         """Returns how often `image_token` is in `image_text` without being a feature; mostly 0.
 

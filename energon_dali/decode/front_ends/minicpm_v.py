@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _MERGED = {"16x": 4, "4x": 2}
 """By downsample_mode: patches per side that become one token."""
-_ID_TOKENS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +116,8 @@ class MiniCpmV(FrontEnd):
         one = f"{self.slice_start_token}{self.image_token * self._tokens(last)}{self.slice_end_token}"
         return whole + "\n".join([one * columns] * rows)
 
-    def text_tokens(self, layout: ImageLayout) -> int:
-        return layout.num_tokens + (_ID_TOKENS if self.numbers_images else 0)
+    def number_tokens(self, number: int) -> int:
+        return 2 + len(str(number)) if self.numbers_images else 0  # one per digit, between two markers
 
     def expand_text(self, text: str, layouts: Iterable[ImageLayout]) -> str:
         """Returns a text with each image token replaced by the tokens of its image, as the processor expands it.

@@ -66,6 +66,19 @@ def test_a_text_becomes_the_tokens_of_the_processor(name: str, monkeypatch: pyte
         assert count_tokens({"tokens": short, "images": part}) == len(long), name
 
 
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_numbers_of_many_images_count_with_all_digits(numbered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_budget_cases, "tokenizer", _tokenizer)
+    processor = token_budget_cases.minicpm_v(scale_resolution=30, patch_size=4, use_image_id=numbered)
+    front_end = FrontEnd.from_processor(processor)
+    for count in (10, 11, 101):
+        images = [Image.new("RGB", (20, 20))] * count
+        text = front_end.image_token * count
+        made = processor(images=[images], text=[text], return_tensors="pt")["input_ids"][0].tolist()
+        short = processor.tokenizer(text)["input_ids"]
+        assert count_tokens({"tokens": short, "images": _handles(front_end, images)}) == len(made)
+
+
 def test_model_keys_are_parameters_of_the_models() -> None:
     for name, module, model in (
         ("Gemma4ImageProcessor", "gemma4", "Gemma4ForConditionalGeneration"),
