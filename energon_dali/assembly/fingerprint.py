@@ -2,8 +2,9 @@
 
 It becomes a mapping from readable names to short texts, so that a difference can be named. Sources count without blank
 lines and comment lines. From a hook, its methods, functions, attributes and globals are found by the names in its code:
-what no hook that runs refers to does not matter. Attributes that hooks assign, and cached properties, change when hooks
-run: of these, only the code that makes them counts.
+what no hook that runs refers to does not matter. Arguments and objects that are bound to a function count with all
+their values. Attributes that hooks assign, and cached properties, change when hooks run: of these, only the code that
+makes them counts.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import os
 import sys
 import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from dataclasses import asdict, fields
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,11 @@ _OF_PIXELS = frozenset({"values", "filter", "resampling", "dtype", "convert_rgb"
 """Fields of front ends that change pixels, and no layout."""
 _OF_FILES = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
 """Entries of configurations that say where they come from."""
+_OF_JOB = frozenset(
+    {"name", "path", "paths", "split_part", "split_config", "subset", "subflavors", "worker_config", "training"}
+    | {"shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence", "image_decode"}
+)
+"""Attributes of factories that say where samples are and in which order, or change pixels alone."""
 _PACKAGE = "energon_dali"
 _NOT_USERS = tuple(
     os.path.realpath(path) + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
@@ -74,20 +81,21 @@ def fingerprint_of(load: SampleLoader, encoder: AnyEncoder, reference: SourceRef
     for name, value in layout_options(encoder.decoder).items():
         parts[f"front end, {name}"] = _short(json.dumps(value, sort_keys=True, default=str))
     if isinstance(load, FactoryLoader):
-        reached.visit_class(type(load.factory))
+        reached.visit(load.factory.load_sample)
+        reached.visit(load.factory.sample_filter)
     elif load.sample_loader is not None:
         reached.visit(load.sample_loader)
     elif load.fields is not None:
-        fields_of = {name: [str(access) for access in accesses] for name, accesses in load.fields.items()}
-        parts["field map"] = _short(json.dumps(fields_of, sort_keys=True))
+        parts["field map"] = _short(_field_map(load))
     if load.sample_type is CrudeSample:
         if overridden(encoder, "cook_crude_sample"):
             reached.visit(encoder.cook_crude_sample)
         if encoder.cookers or not overridden(encoder, "cook_crude_sample"):
             reached.visit(choose_cooker(encoder.cookers, load.subflavors, reference.path).cook)
         for name, store in sorted(reference.aux.items()):
-            identity = read_uuid(StoragePath.of(store.path)) if store.kind == "dataset" else ""
-            parts[f"auxiliary store {name}"] = identity or store.kind
+            root = StoragePath.of(store.path)
+            identity = read_uuid(root) if store.kind == "dataset" else ""
+            parts[f"auxiliary store {name}"] = identity or f"{store.kind} {root.url}"
     for hook in ("preencode_sample", "measure_sample"):
         if overridden(encoder, hook):
             reached.visit(getattr(encoder, hook))
@@ -152,9 +160,9 @@ class _Reached:
         self._encoder = encoder
         self._seen: set[int] = set()
         self._assigned: set[str] = set()
-        """Attributes of the encoder that its hooks assign."""
+        """Parts of attributes that hooks and cookers assign to their object."""
         self._waiting: list[tuple[str, Any]] = []
-        """(name, value) of attributes that are looked at when all code has been."""
+        """(name of the part, value) of attributes and objects that are looked at when all code has been."""
         self._inside: set[int] = set()
         self._kept: list[Any] = []
         """What `_seen` names by its id, which must not be given to another object."""
@@ -164,36 +172,56 @@ class _Reached:
         """All names and texts in the code."""
 
     def visit(self, function: Any) -> None:
-        """Adds a function, and what it refers to."""
-        outer = self._encoder
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, TaskEncoder):  # hooks of an AugmentTaskEncoder are those of the encoder in it
-            self._encoder = owner
-        for one in _functions(function):
-            if id(one) in self._seen or not _is_users(one):
-                continue
-            self._seen.add(id(one))
-            self._kept.append(one)
-            source = source_of(one)
-            self._add(f"source of {one.__qualname__}", _digest(source))
-            self._assigned.update(_assigned_in(source))
-            self._follow(one)
+        """Adds a function, what is bound to it, and what it refers to."""
+        outer, owner = self._encoder, None
+        for part, one in _layers(function):
+            if isinstance(one, FunctionType):
+                self._visit_function(one, owner)
+            elif isinstance(one, TaskEncoder):  # hooks of an AugmentTaskEncoder are those of the encoder in it
+                self._encoder = one
+            elif isinstance(one, type):
+                if not issubclass(one, TaskEncoder):  # of an encoder, what code refers to is found by its name
+                    self._take_class(one)
+            else:
+                owner = None if isinstance(one, functools.partial) else one
+                if self._is_new(one):
+                    self._waiting.append((part, one))
         self._encoder = outer
 
-    def visit_class(self, kind: type[Any]) -> None:
-        """Adds the sources of a class and its base classes."""
-        for base in kind.__mro__:
-            if _is_users(base):
-                self._add(f"source of {base.__qualname__}", _digest(source_of(base)))
+    def _visit_function(self, function: FunctionType, owner: Any) -> None:
+        """Adds a function.
+
+        Args:
+            function: It is looked at once.
+            owner: The object whose method it is, if that is not the encoder.
+        """
+        if not _is_users(function) or not self._is_new(function):
+            return
+        source = source_of(function)
+        self._add(f"source of {function.__qualname__}", _digest(source))
+        self._assigned.update(_attribute(owner, name) for name in _assigned_in(source))
+        self._follow(function)
+        for name in () if owner is None else function.__code__.co_names:
+            method = inspect.getattr_static(type(owner), name, None)
+            if isinstance(method, FunctionType):
+                self._visit_function(method, owner)
+
+    def _is_new(self, value: Any) -> bool:
+        """Returns whether an object is seen for the first time."""
+        if id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        self._kept.append(value)
+        return True
 
     def finish(self) -> None:
-        """Adds the values of the attributes that were found."""
+        """Adds the values of the attributes and objects that were found."""
         while self._waiting:
-            name, value = self._waiting.pop(0)
-            if name not in self._assigned:
-                self._add(f"attribute {name}", _short(self.text(value)))
-        for name in self._assigned:  # found later, by the code of a value
-            self.parts.pop(f"attribute {name}", None)
+            part, value = self._waiting.pop(0)
+            if part not in self._assigned:
+                self._add(part, _short(self.text(value)))
+        for part in self._assigned:  # found later, by the code of a value
+            self.parts.pop(part, None)
 
     def _add(self, name: str, text: str) -> None:
         known = self.parts.get(name)  # two functions or globals of one name in two modules
@@ -251,36 +279,30 @@ class _Reached:
 
     def _take(self, name: str, value: Any, *, is_attribute: bool = False) -> None:
         """Adds what a name refers to: a function by its code, anything else by its value."""
-        if isinstance(value, property):
-            value = value.fget
-        if isinstance(value, functools.cached_property):
-            value = value.func
-        if isinstance(value, (staticmethod, classmethod, FunctionType, MethodType)):
+        value = _getter(value)
+        if isinstance(value, (staticmethod, classmethod, FunctionType, MethodType, BuiltinFunctionType)):
             self.visit(value)
         elif isinstance(value, type):
-            if _is_users(value):
-                self._take_class(value)
-        elif callable(value) and not _has_state(value):
-            pass  # a function of a library
+            self._take_class(value)
         elif is_attribute:
-            self._waiting.append((name, value))
+            self._waiting.append((_attribute(None, name), value))
         else:
             self._add(f"variable {name}", _short(self.text(value)))
 
     def _take_class(self, kind: type[Any]) -> None:
-        """Adds the source of a class, and what its methods refer to."""
-        self._add(f"source of {kind.__qualname__}", _digest(source_of(kind)))
-        if id(kind) in self._seen:
-            return
-        self._seen.add(id(kind))
-        self._kept.append(kind)
-        for member in list(vars(kind).values()):
-            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-            if isinstance(function, FunctionType):
-                self._follow(function)
+        """Adds the sources of a class of the user and of its base classes, and what their methods refer to."""
+        for base in kind.__mro__:
+            if not _is_users(base) or not self._is_new(base):
+                continue
+            self._add(f"source of {base.__qualname__}", _digest(source_of(base)))
+            for member in list(vars(base).values()):
+                function = _getter(member)
+                function = getattr(function, "__func__", function)
+                if isinstance(function, FunctionType):
+                    self._follow(function)
 
     def text(self, value: Any, depth: int = 0) -> str:
-        """Returns a value as text, the same in every process."""
+        """Returns a value as text, the same in every process; the name of its class if it cannot be read."""
         if value is None or isinstance(value, (bool, int, float, str, bytes)):
             return repr(value)
         if depth > _MAX_DEPTH or id(value) in self._inside:
@@ -288,6 +310,8 @@ class _Reached:
         self._inside.add(id(value))
         try:
             return self._text(value, depth + 1)
+        except Exception:  # such as that of an array on another device, or of a property
+            return type(value).__qualname__
         finally:
             self._inside.discard(id(value))
 
@@ -300,40 +324,50 @@ class _Reached:
             pairs = sorted((self.text(name, depth), self.text(one, depth)) for name, one in value.items())
             return f"{{{', '.join(': '.join(pair) for pair in pairs)}}}"
         if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
-            array = np.ascontiguousarray(np.asarray(value))
+            dtype, shape, array = _array_of(value)
             if array.dtype.hasobject:  # its bytes are addresses
-                return f"{array.dtype}{list(array.shape)} {self.text(array.tolist(), depth)}"
-            return f"{array.dtype}{list(array.shape)} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
+                return f"{dtype}{shape} {self.text(array.tolist(), depth)}"
+            return f"{dtype}{shape} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
         if isinstance(value, ProcessorFamily):
             return json.dumps(_layout_config(value), sort_keys=True, default=str)
         if isinstance(value, Decoder):
             return json.dumps(layout_options(value), sort_keys=True, default=str)
         if isinstance(value, PartList):
             return self.text(value.names, depth)
+        if isinstance(value, SampleLoader):
+            return f"{value.sample_type.__qualname__} {_field_map(value)}"
         if isinstance(value, functools.partial):
             return f"{self.text(value.func, depth)} {self.text([value.args, value.keywords], depth)}"
-        if isinstance(value, type):
+        if isinstance(value, (type, FunctionType, MethodType, BuiltinFunctionType)):
+            if not isinstance(value, type):
+                self.visit(value)
             return value.__qualname__
-        if isinstance(value, (FunctionType, MethodType)):
-            self.visit(value)
-            return value.__qualname__
+        if value is self._encoder or isinstance(value, logging.Logger):
+            return type(value).__qualname__
         tokenizer = tokenizer_text(value)
         if tokenizer is not None:
             return tokenizer
         kind = type(value)
-        if _is_users(kind):
-            self._take_class(kind)
-        if is_dataclass(value):
-            return (
-                f"{kind.__qualname__} {self.text({one.name: getattr(value, one.name) for one in fields(value)}, depth)}"
-            )
-        state = dict(vars(value)) if hasattr(value, "__dict__") else {}
-        for slot in getattr(kind, "__slots__", ()):
-            if isinstance(slot, str) and hasattr(value, slot):
-                state[slot] = getattr(value, slot)
-        if not state:
-            return f"{kind.__qualname__} {value!r}" if " at 0x" not in repr(value) else kind.__qualname__
-        return f"{kind.__qualname__} {self.text(state, depth)}"
+        self._take_class(kind)
+        state = {name: one for name, one in _state_of(value).items() if _attribute(value, name) not in self._assigned}
+        if state:
+            return f"{kind.__qualname__} {self.text(state, depth)}"
+        return f"{kind.__qualname__} {value!r}" if " at 0x" not in repr(value) else kind.__qualname__
+
+
+def _array_of(value: Any) -> tuple[str, list[int], np.ndarray[Any, Any]]:
+    """Returns (dtype, shape, array) of an array or tensor; the array of a tensor has its bytes."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        array = np.ascontiguousarray(np.asarray(value))
+        return str(array.dtype), list(array.shape), array
+    plain = value.detach().to_dense().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    return str(value.dtype).removeprefix("torch."), list(value.shape), plain.view(torch.uint8).numpy()
+
+
+def _field_map(load: SampleLoader) -> str:
+    accesses_of = {name: [str(access) for access in accesses] for name, accesses in (load.fields or {}).items()}
+    return json.dumps(accesses_of, sort_keys=True)
 
 
 def tokenizer_text(value: Any) -> str | None:
@@ -372,26 +406,72 @@ def source_of(value: Any) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    constants = [_code_text(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    constants = [
+        _code_text(one)
+        if isinstance(one, CodeType)
+        else repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
+        for one in code.co_consts
+    ]
     return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
 
 
-def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yields the functions that a callable is made of: itself, and what it wraps."""
+def _layers(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the functions that a callable is made of, and before each what is bound to it, with the name of its part.
+
+    What is bound is a `functools.partial`, the object or class of a method, or an object that is called.
+    """
     for _ in range(_MAX_DEPTH):
-        if isinstance(value, (staticmethod, classmethod, MethodType)):
+        if isinstance(value, (staticmethod, classmethod)):
             value = value.__func__
         elif isinstance(value, functools.partial):
+            yield f"arguments of {getattr(value.func, '__qualname__', type(value.func).__qualname__)}", value
             value = value.func
         elif isinstance(value, FunctionType):
-            yield value
+            yield "", value
             value = getattr(value, "__wrapped__", None)
-        elif callable(value) and not isinstance(value, type):
-            value = getattr(value, "__wrapped__", None) or getattr(
-                type(value).__call__, "__func__", type(value).__call__
-            )
+        elif isinstance(value, (MethodType, BuiltinFunctionType)):
+            owner = value.__self__
+            if owner is not None and not isinstance(owner, ModuleType):
+                yield f"object {type(owner).__qualname__}", owner
+            value = getattr(value, "__func__", None)
+        elif callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
+            yield f"object {type(value).__qualname__}", value
+            value = getattr(value, "__wrapped__", None) or inspect.getattr_static(type(value), "__call__")
         else:
             return
+
+
+def _getter(value: Any) -> Any:
+    """Returns the function of a property; any other value as it is."""
+    if isinstance(value, property):
+        return value.fget
+    return value.func if isinstance(value, functools.cached_property) else value
+
+
+def _state_of(value: Any) -> dict[str, Any]:
+    """Returns the attributes that an object has itself, without cached properties, and without those of the job."""
+    state = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        members = vars(base) if "__slots__" in vars(base) else {}
+        slots = [name for name, member in members.items() if isinstance(member, MemberDescriptorType)]
+        state |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    without = _OF_JOB if hasattr(type(value), "open_folder") else frozenset()
+    return {
+        name: one
+        for name, one in state.items()
+        if name not in without
+        and not isinstance(inspect.getattr_static(type(value), str(name), None), functools.cached_property)
+    }
+
+
+def _attribute(owner: Any, name: str) -> str:
+    """Returns the name of the part of an attribute.
+
+    Args:
+        owner: The object that has it; None for the encoder.
+        name: Of the attribute.
+    """
+    return f"attribute {name}" if owner is None else f"attribute {type(owner).__qualname__}.{name}"
 
 
 def _assigned_in(source: str) -> Iterator[str]:
@@ -442,10 +522,6 @@ def _is_users_file(file: str | None, name: str = "") -> bool:
         return not file.startswith("<frozen")
     path = os.path.realpath(file)
     return not path.startswith(_NOT_USERS)
-
-
-def _has_state(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType, MethodType))
 
 
 def _digest(text: str) -> str:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import operator
+import os
+import subprocess
+import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from energon_dali import DefaultTaskEncoder
+from energon_dali import Cooker, CrudeSample, DefaultTaskEncoder
 from energon_dali.assembly.fingerprint import describe_difference, fingerprint_of, tokenizer_text
+from energon_dali.assembly.sample_loaders import FactoryLoader
+from energon_dali.compat.epath import EPath
+from energon_dali.compat.factories import DefaultDecoderWebdatasetFactory
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.metadataset.reference import SourceReference
+from energon_dali.metadataset.reference import AuxReference, SourceReference
 from energon_dali.samples.kinds import CaptioningSample
+from energon_dali.worker_config import WorkerConfig
 
 LOAD = SampleLoader(decoder=None, sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"})
 SOURCE = """
@@ -192,3 +204,298 @@ def test_tokenizers_count_by_what_they_do() -> None:
     fast[1].chat_template = "{{ messages }}"
     assert tokenizer_text(fast[1]) != texts[1]
     assert tokenizer_text({"a": 1}) is None
+
+
+CRUDE = SampleLoader(decoder=None, sample_type=CrudeSample)
+
+
+def of_cooker(cook: Callable[..., Any], **aux: AuxReference) -> dict[str, str]:
+    class Encoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+        cookers = (Cooker(cook),)
+
+    return fingerprint_of(CRUDE, Encoder(), SourceReference("data", "train", aux=aux))
+
+
+def cook_first(longest: int, sample: CrudeSample, **more: Any) -> Any:
+    return sample["txt"][:longest]
+
+
+class Shortener:
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.itself = self.cook
+        self.calls = 0
+        self.first: Any = None
+
+    def __call__(self, sample: CrudeSample) -> Any:
+        self.calls += 1
+        self.remember(sample)
+        return sample["txt"][: self.longest]
+
+    def cook(self, sample: CrudeSample) -> Any:
+        return self(sample)
+
+    def remember(self, sample: CrudeSample) -> None:
+        self.first = self.first or sample
+
+
+class SlottedShortener:
+    __slots__ = ("__hidden", "longest")
+
+    def __init__(self, longest: int) -> None:
+        self.longest = self.__hidden = longest
+
+    def __call__(self, sample: CrudeSample) -> Any:
+        return sample["txt"][: self.longest]
+
+
+COOKS: dict[str, Callable[[int], Callable[..., Any]]] = {
+    "arguments": lambda longest: functools.partial(cook_first, longest),
+    "keywords": lambda longest: functools.partial(cook_first, 1, end=longest),
+    "arguments of arguments": lambda longest: functools.partial(functools.partial(cook_first, longest), end=1),
+    "callable object": Shortener,
+    "slots": SlottedShortener,
+    "bound method": lambda longest: Shortener(longest).cook,
+    "arguments of an object": lambda longest: functools.partial(Shortener(longest), end=1),
+    "an object in arguments": lambda longest: functools.partial(cook_first, Shortener(longest)),
+    "bound method of Python": lambda longest: {"a": longest}.get,
+    "callable object of Python": operator.itemgetter,
+}
+
+
+@pytest.mark.parametrize("made", COOKS.values(), ids=COOKS)
+def test_what_is_bound_to_a_cooker_counts(made: Callable[[int], Callable[..., Any]]) -> None:
+    assert of_cooker(made(1)) == of_cooker(made(1))
+    assert of_cooker(made(1)) != of_cooker(made(2))
+
+
+@pytest.mark.parametrize("made", COOKS.values(), ids=COOKS)
+def test_what_is_bound_to_an_attribute_counts(made: Callable[[int], Callable[..., Any]]) -> None:
+    class Encoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def __init__(self, longest: int) -> None:
+            self.shorten = made(longest)
+
+        def measure_sample(self, sample: Any) -> Any:
+            return {"text_tokens": len(self.shorten(sample))}
+
+    one, same, other = (fingerprint_of(LOAD, Encoder(most), SourceReference("data", "train")) for most in (1, 1, 2))
+    assert one == same != other
+
+
+def test_differences_name_what_is_bound() -> None:
+    difference = describe_difference(of_cooker(SlottedShortener(1)), of_cooker(SlottedShortener(2)))
+    assert difference == "object SlottedShortener was " + " and is ".join(
+        f"SlottedShortener {{'_SlottedShortener__hidden': {longest}, 'longest': {longest}}}" for longest in (1, 2)
+    )
+    difference = describe_difference(of_cooker(COOKS["arguments"](1)), of_cooker(COOKS["arguments"](2)))
+    assert difference == "arguments of cook_first was cook_first [[1], {}] and is cook_first [[2], {}]"
+
+
+def test_what_a_bound_object_assigns_when_it_runs_changes_nothing() -> None:
+    cook = Shortener(3)
+    before = of_cooker(cook)
+    cook(CrudeSample({"txt": "text"}))
+    assert cook.calls == 1
+    assert of_cooker(cook) == before
+
+
+def test_arguments_that_refer_to_the_encoder_count_only_what_code_refers_to() -> None:
+    def cook(encoder: Any, sample: CrudeSample) -> Any:
+        return sample["txt"][: encoder.longest]
+
+    class Encoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def __init__(self, longest: int, unused: int) -> None:
+            self.longest, self.unused = longest, unused
+            self.cookers = [Cooker(functools.partial(cook, self))]
+
+    def fingerprint(longest: int, unused: int) -> dict[str, str]:
+        return fingerprint_of(CRUDE, Encoder(longest, unused), SourceReference("data", "train"))
+
+    assert fingerprint(1, 1) == fingerprint(1, 2)
+    assert describe_difference(fingerprint(1, 1), fingerprint(2, 1)) == "attribute longest was 1 and is 2"
+
+
+def test_auxiliary_folders_count_by_where_they_are(tmp_path: Path) -> None:
+    def fingerprint(path: Path, kind: Any) -> dict[str, str]:
+        return of_cooker(cook_first, images=AuxReference(str(path), kind))
+
+    for kind in ("filesystem", "dataset"):
+        assert fingerprint(tmp_path / "a", kind) == fingerprint(tmp_path / "a" / ".", kind)
+        assert fingerprint(tmp_path / "a", kind) != fingerprint(tmp_path / "b", kind)
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / "index.uuid").write_text("0123")
+    assert fingerprint(tmp_path, "dataset")["auxiliary store images"] == "0123"
+
+
+FACTORY = """
+from energon_dali import TextSample
+from energon_dali.compat.factories import DefaultDecoderWebdatasetFactory
+
+WORDS = 7
+
+
+def clean(text):
+    return text.strip()
+
+
+class Base(DefaultDecoderWebdatasetFactory):
+    def shorten(self, text):
+        return clean(text)[:WORDS]
+
+
+class Encoder(Base):
+    __sample_type__ = TextSample
+
+    def __init__(self, path, *, longest=5, **options):
+        self.longest = longest
+        self.prepare = self.shorten
+        super().__init__(path, **options)
+
+    def load_sample(self, raw_data):
+        return super().load_sample({**raw_data, "txt": self.shorten(raw_data["txt"])[: self.longest]})
+"""
+PLAIN: dict[str, Any] = {"split_part": "train", "field_map": {"text": "txt"}, "decoder": None}
+
+
+def of_factory(kind: type[DefaultDecoderWebdatasetFactory[Any]], path: Path, rank: int = 0, **options: Any) -> Any:
+    job = {"worker_config": WorkerConfig(rank=rank, world_size=4, num_workers=0), "training": rank > 0}
+    factory = kind(EPath(path), **{**PLAIN, **job, **options})
+    load = FactoryLoader(factory, dataset_path=str(path), seed=rank, source_number=rank)
+    encoder: Any = DefaultTaskEncoder()
+    return fingerprint_of(load, encoder, SourceReference("data", "train"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "difference"),
+    [
+        (
+            "longest=5",
+            "longest=6",
+            "object Encoder changed; source of Encoder changed; variable default longest was 5 and is 6",
+        ),
+        ("WORDS = 7", "WORDS = 8", "variable WORDS was 7 and is 8"),
+        ("text.strip()", "text", "source of clean changed"),
+        ("clean(text)[:WORDS]", "clean(text)[1:WORDS]", "source of Base changed; source of Base.shorten changed"),
+    ],
+)
+def test_what_the_class_of_a_factory_reaches_counts(tmp_path: Path, old: str, new: str, difference: str) -> None:
+    assert old in FACTORY
+    before, after = (
+        of_factory(factory_class(source, tmp_path / name), tmp_path)
+        for name, source in (("old.py", FACTORY), ("new.py", FACTORY.replace(old, new)))
+    )
+    assert describe_difference(before, after) == difference
+
+
+def factory_class(source: str, path: Path) -> type[DefaultDecoderWebdatasetFactory[Any]]:
+    path.write_text(source)
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    exec(compile(source, str(path), "exec"), vars(module))
+    return module.__dict__["Encoder"]  # type: ignore[no-any-return]
+
+
+def take_text(raw: dict[str, Any]) -> dict[str, Any]:
+    return {"text": raw["txt"]}
+
+
+def test_options_of_a_factory_count_and_those_of_the_job_do_not(tmp_path: Path) -> None:
+    kind = factory_class(FACTORY, tmp_path / "factory.py")
+    before = of_factory(kind, tmp_path)
+    job = {"shuffle_over_epochs": 3, "max_samples_per_sequence": 4, "parallel_shard_iters": 2}
+    assert of_factory(kind, tmp_path / "moved", rank=2, subflavors={"a": 1}, **job) == before
+    assert describe_difference(before, of_factory(kind, tmp_path, longest=6)) == "object Encoder changed"
+    assert of_factory(kind, tmp_path, field_map={"text": "json"}) != before
+    loaders = [
+        {"field_map": None, "sample_loader": functools.partial(take_text, **given), "part_filter": ["txt"]}
+        for given in ({}, {}, {"a": 1})
+    ]
+    one, same, other = (of_factory(kind, tmp_path, **given) for given in loaders)
+    assert one == same != other
+
+
+class Unreadable:
+    __array_interface__ = 5
+
+    def __array__(self) -> Any:
+        raise TypeError("on another device")
+
+    def __repr__(self) -> str:
+        raise ValueError("cannot be shown")
+
+
+def of_value(value: Any) -> dict[str, str]:
+    return of_cooker(functools.partial(cook_first, value))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2)], ids=str)
+def test_tensors_count_by_their_values(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    zeros, ones = torch.zeros(shape, dtype=dtype), torch.ones(shape, dtype=dtype)
+    assert of_value(zeros) == of_value(zeros.clone())
+    assert (of_value(zeros) != of_value(ones)) == bool(zeros.numel())
+    assert of_value(zeros) != of_value(torch.zeros((*shape, 1), dtype=dtype))
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        assert of_value(ones.clone().requires_grad_()) == of_value(ones)
+
+
+def test_tensors_of_other_forms_can_be_read() -> None:
+    value = torch.tensor([[1 + 2j, 3 + 4j], [5 + 6j, 7 + 8j]])
+    assert of_value(value.conj()) != of_value(value)
+    assert of_value(value.T) == of_value(value.T.contiguous())
+    assert of_value(value.to_sparse()) != of_value(2 * value.to_sparse())
+    assert of_value(torch.nn.Linear(2, 2)) != of_value(torch.nn.Linear(2, 2))
+    assert of_value(torch.empty(2, device="meta")) == of_value(torch.empty(2, device="meta"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_a_gpu_count_as_those_of_the_cpu() -> None:
+    assert of_value(torch.ones(3, device="cuda")) == of_value(torch.ones(3))
+
+
+def test_what_cannot_be_read_counts_by_its_class() -> None:
+    assert of_value(Unreadable()) == of_value(Unreadable())
+    assert of_value(Unreadable()) != of_value(None)
+
+
+def test_loggers_change_nothing() -> None:
+    log = logging.getLogger("fingerprint")
+    before = of_value(log)
+    log.info("This fills a cache."), logging.getLogger("fingerprint.another")
+    assert of_value(log) == before
+
+
+PROCESS = """
+import functools
+from energon_dali import Cooker, CrudeSample, DefaultTaskEncoder
+from energon_dali.assembly.fingerprint import fingerprint_of
+from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.metadataset.reference import SourceReference
+
+class Cook:
+    def __init__(self):
+        self.words = {"a", "b", "c", "d"}
+        self.parts = {name: object() for name in self.words}
+        self.get = self.parts.get
+
+    def __call__(self, words, sample):
+        return self.get(words)
+
+class Encoder(DefaultTaskEncoder):
+    cookers = [Cooker(functools.partial(Cook(), frozenset(("x", "y", "z"))))]
+
+load = SampleLoader(decoder=None, sample_type=CrudeSample)
+print(fingerprint_of(load, Encoder(), SourceReference("data", "train")))
+"""
+
+
+def test_every_process_returns_the_same() -> None:
+    command = [sys.executable, "-c", PROCESS]
+    first, second = (
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert "object Cook" in first
