@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -140,6 +140,8 @@ def _show_error(request: Request, error: Exception) -> Response:
         status, message = error.status_code, error.detail
     else:
         status, message = 422 if isinstance(error, DecodeError) else 500, str(error)
+    if "application/json" in request.headers.get("accept", ""):  # a script of a page
+        return JSONResponse({"error": message}, status)
     return pages.show(request, "error", status=status, entry=None, message=message)
 
 

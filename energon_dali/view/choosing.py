@@ -72,8 +72,10 @@ async def _read_body(request: Request, most: int) -> bytes | None:
 def _numbers_of(entry: CatalogEntry, site: Site, given: Mapping[str, str]) -> Int64Array:
     """Returns the samples that some fields name.
 
+    Positions, `from` and `to`, need `seen`: the versions of the list that the pages with them showed.
+
     Raises:
-        HTTPException: They name none.
+        HTTPException: They name none, or the list has changed.
     """
     if "samples" in given:
         texts = [text for text in given["samples"].split(",") if text]
@@ -88,7 +90,15 @@ def _numbers_of(entry: CatalogEntry, site: Site, given: Mapping[str, str]) -> In
     if not all(map(_is_number, texts)):
         raise HTTPException(422, "Name the samples: by number, by their positions in the list, or all of it.")
     first, last = sorted(map(int, texts))
-    return site.select(entry, query).page(first, last + 1).indices
+    selection = site.select(entry, query)
+    found = selection.page(first, last + 1).indices
+    version = site.list_version(selection, selection.page(0, 0))  # after, as a scan goes on meanwhile
+    if {*given.get("seen", "").split(",")} != {version}:
+        raise HTTPException(
+            409,
+            "The list has changed since its page was loaded. Load the page again, and click both ends of the range.",
+        )
+    return found
 
 
 def _whole_query(entry: CatalogEntry, site: Site, given: Mapping[str, str]) -> GridQuery:

@@ -35,6 +35,8 @@ from energon_dali.view.viewed_sample import Rows
 VARIABLE = "ENERGON_DALI_TAGS"
 """Folder for tags."""
 _TAG = re.compile(r"[^\W_][\w.-]{0,63}")
+_MAX_TAG_BYTES = 240
+"""What a file system takes as the name of a file, less its suffix."""
 _LINES_AT_ONCE = 10_000
 
 
@@ -210,10 +212,10 @@ class Tags:
         Raises:
             ConfigError: A tag cannot have this name.
         """
-        if not _TAG.fullmatch(name):
+        if not _TAG.fullmatch(name) or len(name.encode()) > _MAX_TAG_BYTES:
             raise ConfigError(
                 f"{name[:80]!r} cannot be the name of a tag. Begin with a letter or digit, and use at most 64 letters, "
-                "digits, dots, hyphens and underscores."
+                f"digits, dots, hyphens and underscores, of at most {_MAX_TAG_BYTES} bytes together."
             )
         return self.folder / f"{name}{LINES_SUFFIX}"
 

@@ -125,6 +125,7 @@ def grid(request: Request) -> Response:
         conditions=list(describe(query)),
         wrong=wrong,
         found=page,
+        list_version=site.list_version(selection, page),
         shown=list(zip(samples, snippets(dataset, samples) if not query.view else [""] * len(samples), strict=True)),
         table=field_table(dataset, samples) if query.view == "table" else None,
         last_page=last_page,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
+
+from energon_dali.view.plain_fields import Plain
 
 PAGE_SIZES = (10, 24, 48, 96)
 DEFAULT_PAGE_SIZE = 48
 MAX_NUMBER = 1 << 53
 _MAX_TEXT = 1000
+_MAX_FIELD_TEXT = 16_000
 Ranges: TypeAlias = Sequence[tuple[int, int]] | None
 """(start, stop) of the samples to look at, such as those of a split; None is all."""
 _PHRASE = re.compile(r'"([^"]*)"|(\S+)')
@@ -37,7 +42,7 @@ class SampleFilter:
     reason: str = ""
     """Part of the reason why it fails."""
     field: str = ""
-    """Values of its JSON, `name=value`, all of them; AND is between several."""
+    """Values of its JSON, `name=value`, all of them; AND is between several. Either may be quoted as a JSON string."""
     part: str = ""
     """Name of the part, such as "jpg"."""
     kind: str = ""
@@ -145,10 +150,11 @@ class GridQuery:
         """Position of the first sample of the page."""
         return (self.page - 1) * self.page_size
 
-    def with_field(self, name: str, value: Any) -> GridQuery:
+    def with_field(self, name: str, value: Plain) -> GridQuery:
         """Returns the first page of those that have a value of a field as well."""
-        pairs = [*filter(None, self.wanted.field.split(AND)), f"{name}={value}"]
-        return replace(self, page=1, wanted=replace(self.wanted, field=AND.join(dict.fromkeys(pairs))))
+        pairs = [*field_pairs(self.wanted.field), (name, str(value), value)]
+        text = AND.join(dict.fromkeys(_written_pair(*pair) for pair in pairs))
+        return replace(self, page=1, wanted=replace(self.wanted, field=text))
 
     def fields(self) -> dict[str, str]:
         """Returns the conditions as an address has them; what is not given is left out."""
@@ -195,7 +201,7 @@ def read_query(given: Mapping[str, str]) -> tuple[GridQuery, list[str]]:
     wrong: list[str] = []
     values: dict[str, Any] = {}
     for name, kind in FILTER_FIELDS.items():
-        text = given.get(name, "").strip()[:_MAX_TEXT]
+        text = given.get(name, "").strip()[: _MAX_FIELD_TEXT if name == "field" else _MAX_TEXT]
         if not text:
             continue
         try:
@@ -278,23 +284,64 @@ AND = " AND "
 """What is between two fields of a search."""
 
 
-def field_pairs(text: str) -> list[tuple[str, str, str | float]]:
+def field_pairs(text: str) -> list[tuple[str, str, Plain]]:
     """Returns (name, value, value as a number if it is one) of each `name=value` of a text.
 
     Args:
-        text: As the user wrote it; without =, it is the name of a field that is to be true.
+        text: As the user wrote it; without =, it is the name of a field that is to be true. A name or a value may be
+            quoted as a JSON string, and may hold anything then; a quoted value is no number.
     """
-    pairs: list[tuple[str, str, str | float]] = []
-    for pair in text.split(AND)[:MAX_PAIRS]:
-        name, equals, value = pair.partition("=")
-        name, value = name.strip(), value.strip() if equals else "true"
-        if name:
-            try:
-                number: str | float = float(value)
-            except ValueError:
-                number = value
-            pairs.append((name, value, number))
+    pairs: list[tuple[str, str, Plain]] = []
+    for _ in range(MAX_PAIRS):
+        name, name_is_quoted, end, text = _cut(text, f"=|{AND}")
+        value, is_quoted = "true", False
+        if end == "=":
+            value, is_quoted, end, text = _cut(text, AND)
+        if name or name_is_quoted:
+            pairs.append((name, value, value if is_quoted else _as_number(value)))
+        if not end:
+            break
     return pairs
+
+
+def _cut(text: str, end: str) -> tuple[str, bool, str, str]:
+    """Returns (what is before an end, without quotes; whether it had some; the end, "" at that of the text; the rest).
+
+    Args:
+        text: The text.
+        end: The end as a regular expression.
+    """
+    quoted = re.match(rf'\s*("(?:[^"\\]|\\.)*")\s*?({end}|\Z)', text, re.DOTALL)
+    if quoted:
+        with suppress(ValueError):  # it only looks like JSON
+            found = json.loads(quoted[1], strict=False).encode("utf-8", "replace").decode()  # no halves of letters
+            return found, True, quoted[2], text[quoted.end() :]
+    plain = re.search(rf"{end}|\Z", text)
+    assert plain is not None, "every text has an end"
+    return text[: plain.start()].strip(), False, plain[0], text[plain.end() :]
+
+
+def _as_number(text: str) -> Plain:
+    for read in (int, float):  # an integer above 2^53 is not a float
+        with suppress(ValueError, OverflowError):
+            number: float = _fits(read(text))
+            return number
+    return text
+
+
+def _written_pair(name: str, text: str, value: Plain) -> str:
+    """Returns a condition of which `field_pairs` reads the same, also between others."""
+    if not _is_plain(name) or field_pairs(f"{name}=x") != [(name, "x", "x")]:
+        name = json.dumps(name, ensure_ascii=False)
+    if isinstance(value, str) and not (
+        _is_plain(text) and field_pairs(f"x={text}{AND}x") == [("x", text, text), ("x", "true", "true")]
+    ):
+        text = json.dumps(text, ensure_ascii=False)
+    return f"{name}={text}"
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and '"' not in text  # a field of a form has no line breaks
 
 
 def _fits(value: Any) -> Any:

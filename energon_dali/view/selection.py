@@ -50,6 +50,7 @@ class ScanPages:
         self._source = source
         self._wanted = wanted
         self._ranges = rows.ranges
+        self.digest = rows.digest
 
     def page(self, start: int, stop: int) -> Page:
         """Returns the samples at positions start to stop (exclusive), as far as they are known.
@@ -82,6 +83,7 @@ class Search:
     def __init__(self, dataset: ViewedDataset, rows: Rows, wanted: SampleFilter) -> None:
         self._dataset = dataset
         self._rows = rows
+        self.digest = rows.digest
         self._wanted = wanted
         self._changed = threading.Condition()
         self._found: list[Int64Array] = []

@@ -32,7 +32,7 @@ from energon_dali.view.selection import ScanPages, Search, SearchCache, Selectio
 from energon_dali.view.sort_keys import SortKey, sort_keys, values_of
 from energon_dali.view.sorted_samples import SortedSamples
 from energon_dali.view.thumbnail import StoredPixels
-from energon_dali.view.viewed_sample import Rows
+from energon_dali.view.viewed_sample import Page, Rows
 
 _SORT_KEYS_SECONDS = 30.0
 """How long the list of measures of a dataset is kept."""
@@ -206,6 +206,16 @@ class Site:
             # A sorted list has a search of its own: one of the cache may be ended before it is sorted.
             return self._searches.get(key, search) if sort is None else self._sorted(entry, search, sort, query, key)
         return base if sort is None else self._sorted(entry, lambda: base, sort, query, key)
+
+    def list_version(self, selection: Selection | SortedSamples, page: Page) -> str:
+        """Returns what differs if a list no longer has the same samples at the same positions.
+
+        Args:
+            selection: The list.
+            page: Any page of it.
+        """
+        scanned = f"-{page.searched!r}" if isinstance(selection, ScanPages) else ""
+        return f"{self.version}-{selection.digest}{scanned}"
 
     def _sorted(
         self,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from energon_dali.errors import EnergonDaliError, StorageError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.view.selection import CANCELLED, WAIT_SECONDS, ScanPages, Search, Selection
-from energon_dali.view.viewed_sample import Page, Rows
+from energon_dali.view.viewed_sample import Page, Rows, digest_of
 
 _MOST = 1 << 62
 
@@ -46,6 +46,8 @@ class SortedSamples:
         self._error = ""
         self.is_over = False
         self._order: npt.NDArray[np.int32] | Int64Array = np.zeros(0, np.int32)
+        self.digest = ""
+        """That of the order; "" before it is there."""
         self._searched = 0.0
         threading.Thread(target=self._run, name="energon_dali.view.sort", daemon=True).start()
 
@@ -89,6 +91,7 @@ class SortedSamples:
             order = np.argsort(-values if self._descending else values, kind="stable")  # NaN is last
             kind = np.int32 if len(numbers) and int(numbers.max()) < 1 << 31 else np.int64
             self._order, self._searched = numbers[order].astype(kind), searched
+            self.digest = digest_of(self._order)
         except (EnergonDaliError, OSError) as error:
             self._error = str(error)
         finally:

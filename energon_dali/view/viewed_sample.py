@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.plan.rng import Int64Array
@@ -91,6 +93,14 @@ class Page:
     """Why the search ended early; "" if it did not."""
 
 
+def digest_of(*arrays: npt.NDArray[Any]) -> str:
+    """Returns a digest of the content of some arrays."""
+    found = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
 class Rows:
     """A list of sample numbers made of ranges, which takes no memory per sample.
 
@@ -110,6 +120,11 @@ class Rows:
     def ranges(self) -> list[tuple[int, int]]:
         """(start, stop) of each range."""
         return list(zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True))
+
+    @property
+    def digest(self) -> str:
+        """What differs between lists of different samples."""
+        return digest_of(self.starts, self.lengths)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

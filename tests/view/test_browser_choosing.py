@@ -114,6 +114,28 @@ def test_a_range_reaches_over_pages_and_in_the_order_of_the_list(window: webdriv
     assert sorted(server.site.chosen(server.site.catalog.entries[0]).numbers.tolist()) == [48, 49, 50, 51]
 
 
+def test_a_range_of_a_list_that_has_changed_is_what_the_page_shows(
+    window: webdriver.Chrome, server: PageServer, refusals: None
+) -> None:
+    server.own_post("/data/0/tags?action=add&name=some&samples=" + ",".join(map(str, range(0, 40, 2))))
+    try:
+        enter(window, server, "/data/0?tag=some&size=10")
+        buttons(window)[1].click()
+        wait(window, lambda w: num_chosen(w) == 1)
+        server.own_post("/data/0/tags?action=add&name=some&samples=1,3,5")
+        shift_click(window, buttons(window)[4])
+        wait(window, lambda w: num_chosen(w) == 4)
+        assert server.site.chosen(server.site.catalog.entries[0]).numbers.tolist() == [2, 4, 6, 8]
+        one(window, 'a[rel="next"]').click()  # the last click was in the list as it was
+        wait(window, lambda w: "page=2" in w.current_url and len(buttons(w)) == 10 and is_complete(w))
+        shift_click(window, buttons(window)[0])
+        error = wait(window, lambda w: one(w, "#choose-error").is_displayed() and one(w, "#choose-error").text)
+        assert "has changed" in error
+        assert num_chosen(window) == 4
+    finally:
+        server.own_post("/data/0/tags?action=delete&name=some")
+
+
 def test_the_keyboard_chooses(window: webdriver.Chrome, server: PageServer) -> None:
     enter(window, server, "/data/0?size=24")
     press(window, "j", "x")

@@ -24,6 +24,8 @@ from energon_dali.view.catalog import Catalog
 from energon_dali.view.chosen import ChosenSamples, Tags, rows_among
 from energon_dali.view.comparison import compare_texts
 from energon_dali.view.dataset import FolderDataset
+from energon_dali.view.scan_source import ScanSource
+from energon_dali.view.scan_store import BLOCK, BlockScanner
 from energon_dali.view.selection import SearchCache
 from energon_dali.view.sort_keys import sort_keys
 from energon_dali.view.sorted_samples import SortedSamples
@@ -69,6 +71,12 @@ def post(server: PageServer, path: str, headers: dict[str, str] | None = None) -
 
 def chosen(server: PageServer) -> list[int]:
     return shown(server.ask("/data/0?chosen=1&size=96").text)
+
+
+def version(server: PageServer, query: str) -> str:
+    """Returns what a page sends to say which list it shows."""
+    (found,) = re.findall(r'data-version="([^"]+)"', server.ask(f"/data/0?{query}").text)
+    return str(found)
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ def test_samples_are_chosen_one_by_one_by_position_and_by_query(server: PageServ
     assert post(server, "chosen?action=toggle&samples=5,7").json == {"chosen": 2}
     assert chosen(server) == [3, 7]
     order = listed(server, "sort=-bytes")
-    post(server, "chosen?action=only&sort=-bytes&from=6&to=2")
+    post(server, f"chosen?action=only&sort=-bytes&from=6&to=2&seen={version(server, 'sort=-bytes')}")
     assert chosen(server) == sorted(order[2:7])
     post(server, "chosen?action=only&all=1&key=k001&sort=-bytes")
     assert chosen(server) == list(range(10, 20))
@@ -196,6 +204,41 @@ def test_samples_are_chosen_one_by_one_by_position_and_by_query(server: PageServ
         *(f"action=add&samples={n}" for n in numbers),
     ):
         assert post(server, f"chosen?{quote(wrong, '=&')}").status == 422
+
+
+def test_a_range_of_a_list_that_has_changed_is_refused(server: PageServer) -> None:
+    post(server, "tags?action=add&name=good&samples=2,9,15,20")
+    for query in ("tag=good", "tag=good&key=k00", "tag=good&sort=-key", "tag=good&text=picture"):
+        seen, address = version(server, query), f"chosen?action=only&{query}&from=1&to=2"
+        assert seen == version(server, f"{query}&page=2&size=10")
+        assert post(server, f"{address}&seen={seen}").json == {"chosen": 2}
+        post(server, "tags?action=remove&name=good&samples=9")
+        post(server, "tags?action=add&name=good&samples=10")  # as many as before
+        before = chosen(server)
+        for stale in (seen, f"{seen},{version(server, query)}", ""):
+            refused = post(server, f"{address}&seen={stale}")
+            assert refused.status == 409
+            assert "has changed" in refused.json["error"]
+        assert chosen(server) == before
+        post(server, "tags?action=remove&name=good&samples=10")
+        post(server, "tags?action=add&name=good&samples=9")
+        assert post(server, f"{address}&seen={seen}").status == 200  # it is the same list again
+
+
+def test_a_range_of_a_list_that_a_scan_has_extended_is_refused(tmp_path: Path) -> None:
+    samples = {f"k{number:03d}": {"txt": b"word"} for number in range(2 * BLOCK)}
+    data = prepare(write_shards(tmp_path / "data", samples), {"text": "txt"}, "TextSample")
+    with serving(data, tmp_path / "scans") as server:
+        source = ScanSource(str(data))
+        server.site.scan.store().create()
+        scanner = BlockScanner([(source, server.site.scan.store())])
+        scanner.scan((0, 1))
+        seen = version(server, "text=word")
+        address = f"chosen?action=only&text=word&from=0&to=3&seen={seen}"
+        assert post(server, address).json == {"chosen": 4}
+        assert chosen(server) == [BLOCK, BLOCK + 1, BLOCK + 2, BLOCK + 3]
+        scanner.scan((0, 0))
+        assert post(server, address).status == 409
 
 
 def test_a_form_leads_back_and_a_foreign_site_is_refused(server: PageServer) -> None:
@@ -319,7 +362,7 @@ def test_500_samples_are_exported_trained_on_and_opened_again(tmp_path: Path, mo
         decoder = None
 
     with serving(folder, tmp_path / "scans") as server:
-        post(server, "chosen?action=only&sort=-bytes&from=0&to=499")
+        post(server, f"chosen?action=only&sort=-bytes&from=0&to=499&seen={version(server, 'sort=-bytes')}")
         exported = server.ask("/data/0/chosen.jsonl").content
         (tmp_path / "chosen.jsonl").write_bytes(exported)
         post(server, "tags?action=add&name=large")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
@@ -19,8 +22,9 @@ from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.view.conversation import find_conversation
 from energon_dali.view.encoded_fields import FieldDescriber
 from energon_dali.view.encoder_session import find_places
+from energon_dali.view.json_fields import find_facets
 from energon_dali.view.plain_fields import MAX_FIELDS, plain_fields, stored_fields
-from energon_dali.view.query import field_pairs, read_query
+from energon_dali.view.query import GridQuery, SampleFilter, field_pairs, read_query
 from energon_dali.view.viewed_sample import ViewedPart
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
 from tests.view.odd_samples import odd_samples, write_odd
@@ -235,6 +239,62 @@ def test_fields_of_an_address() -> None:
     query, _ = read_query({"field": "a=1", "page": "3", "view": "table"})
     assert query.with_field("b", 2).address() == "?field=a%3D1+AND+b%3D2&view=table"
     assert query.with_field("a", 1).wanted.field == "a=1"
+    assert field_pairs('a="x AND y" AND "b = c" = " 2 " AND d="1" AND e=5" AND f="\\ud800"') == [
+        ("a", "x AND y", "x AND y"),
+        ("b = c", " 2 ", " 2 "),
+        ("d", "1", "1"),
+        ("e", '5"', '5"'),
+        ("f", "?", "?"),
+    ]
+    assert field_pairs(f"a={'9' * 400}")[0][2] == math.inf
+
+
+AWKWARD = (
+    *("", " ", "a AND b", "x AND", "AND x", " AND ", " outer ", "\u00a0outer\u2003", "a=b", "=", "a\nb", "a\r\tb\0c"),
+    *('"', '"quoted"', 'say "hi"', '"open', "back\\slash\\", '\\" AND "x="', "{}", "%20+&#;", "\u00e9\u4e2d\U0001f600"),
+    *("1", "1.0", "1_0", "1e3", " 2", "nan", "inf", "\u0663", "true", "9007199254740993", "9" * 100, "\x01" * 100),
+)
+NUMBERS = (0, -1, 2**53, 2**53 + 1, -(2**53) - 1, 2**62 - 1, 0.1, -2.5, 1e300, 1e22)
+
+
+def test_every_value_is_read_back_from_its_link() -> None:
+    numbers = random.Random(5)
+    tokens = [*AWKWARD, "AND", "x", "y z"]
+    strings = [*AWKWARD, *("".join(numbers.choices(tokens, k=3))[:100] for _ in range(2000))]
+    for _ in range(3000):
+        pairs = {
+            (numbers.choice(strings), value): None
+            for value in numbers.choices([*strings, *NUMBERS * 20], k=numbers.randrange(1, 4))
+        }
+        query = GridQuery()
+        for name, value in pairs:
+            query = query.with_field(name, value)
+        link = query.address().removeprefix("?")
+        found = field_pairs(read_query(dict(parse_qsl(link)))[0].wanted.field)
+        assert [(name, value, type(value)) for name, _, value in found] == [
+            (name, value, type(value)) for name, value in pairs
+        ], query.wanted.field
+
+
+def test_every_facet_links_to_its_samples(tmp_path: Path) -> None:
+    values = [*AWKWARD, *NUMBERS]
+    names = ("plain", "a=b", " AND ", '"', "n" * 200)
+    samples = {
+        f"k{number:03d}": {"json": json.dumps({names[number % len(names)]: value}).encode()}
+        for number, value in enumerate(values)
+    }
+    data = prepare(write_shards(tmp_path / "data", samples))
+    scan_here(data, tmp_path / "scans")
+    with serving(data, tmp_path / "scans") as server:
+        site = server.site
+        found = {facet.name: facet for facet in find_facets(site.scan, SampleFilter(), most=99)}
+        assert set(found) == set(names)
+        for number, value in enumerate(values):
+            name = names[number % len(names)]
+            assert (value, 1) in found[name].values
+            link = GridQuery().with_field(name, value).address(size=96)
+            shown_there = re.findall(r'data-sample="(\d+)"', server.ask(f"/data/0{link}").text)
+            assert shown_there == [str(number)], (name, value)
 
 
 # --- links --------------------------------------------------------------------------------------------------------

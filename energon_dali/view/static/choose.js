@@ -29,30 +29,41 @@
     throw new Error(isJson ? (await answer.json()).error : `The page answered ${answer.status}.`);
   }
 
+  const positionOf = (button) => Number(button.dataset.position);
   const stem = (button) => button.getAttribute("formaction").split("?")[0];
-  // Where the last click was, in which list: a range may begin on another page.
+  // Where the last click was, and in which list: a range may begin on another page.
   const anchorOf = () => {
     const stored = JSON.parse(sessionStorage.getItem("choose") || "null");
-    return bar && stored && stored.list === bar.dataset.base + bar.dataset.list ? stored.position : null;
+    return bar && stored && stored.list === bar.dataset.base + bar.dataset.list ? stored : null;
   };
 
   async function choose(button, isRange) {
     const wanted = !isChosen(button);
-    const position = Number(button.dataset.position);
-    const anchor = isRange && bar ? anchorOf() : null;
-    const action = anchor !== null || wanted ? "add" : "remove";
-    let address = `${stem(button)}?action=${action}&samples=${button.dataset.index}`;
+    const position = positionOf(button);
+    const anchor = isRange ? anchorOf() : null;
+    const action = anchor || wanted ? "add" : "remove";
+    const begin = anchor && buttons().find((one) => one.dataset.index === anchor.index);
     let changed = [button];
-    if (anchor !== null) {
+    if (anchor) {
+      const ends = [begin ? positionOf(begin) : anchor.position, position];
+      const [first, last] = [Math.min(...ends), Math.max(...ends)];
+      changed = buttons().filter((one) => positionOf(one) >= first && positionOf(one) <= last);
+    }
+    let address = `${stem(button)}?action=${action}&samples=${changed.map((one) => one.dataset.index)}`;
+    if (anchor && !begin) {
+      // Positions, which the server takes only if both pages showed the list as it is now.
       const list = bar.dataset.list ? `${bar.dataset.list}&` : "?";
-      address = `${stem(button)}${list}action=add&from=${anchor}&to=${position}`;
-      const [first, last] = [Math.min(anchor, position), Math.max(anchor, position)];
-      changed = buttons().filter((one) => Number(one.dataset.position) >= first && Number(one.dataset.position) <= last);
+      const seen = `${anchor.version},${bar.dataset.version}`;
+      address = `${stem(button)}${list}action=add&from=${anchor.position}&to=${position}&seen=${seen}`;
     }
     try {
       const answer = await post(address);
       for (const one of changed) one.setAttribute("aria-pressed", String(action === "add"));
-      if (bar) sessionStorage.setItem("choose", JSON.stringify({ list: bar.dataset.base + bar.dataset.list, position }));
+      if (bar) {
+        const { base, list, version } = bar.dataset;
+        const click = { list: base + list, version, index: button.dataset.index, position };
+        sessionStorage.setItem("choose", JSON.stringify(click));
+      }
       show(answer.chosen);
     } catch (error) {
       fail(error.message);
