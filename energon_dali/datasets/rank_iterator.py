@@ -14,6 +14,7 @@ from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.step_entries import (
     DEVIATIONS,
+    ENDS_EPOCH,
     LEFT_OUT,
     SKIPPED,
     Deviation,
@@ -123,6 +124,8 @@ class RankIterator(Iterator[T], Generic[T]):
         """Where the last micro-batch of global batches differs from its units."""
         self._reached = 0 if self._batches is None else self._batches.start.unit
         """The unit after the last step of which a micro-batch was taken."""
+        self._ends_epoch = False
+        """Whether a state was restored after the last micro-batch of a pass over the data: the epoch ends at once."""
         if self._batches is not None:
             refuse_stages(dataset)
         if self._batches is not None and worker is not None:
@@ -210,6 +213,9 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns (stream, element) of the next step; StopIteration if the epoch is over."""
         if not self._warm:
             self._start_streams()
+        if self._ends_epoch:
+            self._ends_epoch = False
+            self._end_epoch()
         if self._limit is not None and self._given >= self._limit.length:
             self._end_epoch()
         while True:
@@ -322,7 +328,8 @@ class RankIterator(Iterator[T], Generic[T]):
             if not cursor.micro_batch and cursor.unit > self._reached:
                 found = (*found, Deviation(self._reached, LEFT_OUT, cursor.unit - self._reached))
             deviations = {DEVIATIONS: [list(one) for one in found]} if found else {}
-            return {"given": self._given, "cursor": cursor_entry(cursor), "streams": {}, **deviations}
+            ends = {ENDS_EPOCH: True} if self._ends_epoch or self._has_ended(self._batches) else {}
+            return {"given": self._given, "cursor": cursor_entry(cursor), "streams": {}, **deviations, **ends}
         return {
             "given": self._given,
             **(as_entry(self._skipped) if self._skipped else {}),
@@ -335,6 +342,13 @@ class RankIterator(Iterator[T], Generic[T]):
                 for stream in self._streams
             },
         }
+
+    def _has_ended(self, batches: GlobalBatchPlan) -> bool:
+        """Returns whether the last element was that of a pass over the data, and the epoch still has to end there."""
+        taken = sum(self._counts.values())
+        if batches.is_endless or not taken or (self._limit is not None and not 0 < self._given < self._limit.length):
+            return False
+        return taken == batches.micro_batches_of_epoch(self._epoch)
 
     def load_state_dict(self, state: State) -> None:
         """Continues at a state that holds (at least) the streams of this rank.
@@ -388,6 +402,7 @@ class RankIterator(Iterator[T], Generic[T]):
             StateError: The state has no cursor, or streams have begun elsewhere.
         """
         self._given = count_of(state, "given") if "given" in state else 0
+        self._ends_epoch = ENDS_EPOCH in state
         self._continue_from(cursor_of(state))
         assert self._batches is not None
         self._pass_left_out(self._batches)

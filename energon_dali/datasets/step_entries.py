@@ -33,6 +33,8 @@ LEFT_OUT = SPARES + 1
 """The outcome of units that no step delivers: those of skipped steps, or of the smaller step that is dropped."""
 DEVIATIONS = "deviations"
 """Name of the entry in the state of a RankIterator."""
+ENDS_EPOCH = "ends_epoch"
+"""Name of an entry of a state, which is only there, and True, if the data has ended and the epoch is still to end."""
 SkipBy = Literal["plan", "run"]
 SKIPPED = "skipped"
 """Name of the entry of a state; it is only there while a range is still to come."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.source import source_of
-from energon_dali.datasets.step_entries import DEVIATIONS, cursor_entry, cursor_of
+from energon_dali.datasets.step_entries import DEVIATIONS, ENDS_EPOCH, cursor_entry, cursor_of
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.delivery_log import DeliveryLog, History, history_of
@@ -191,7 +191,8 @@ class GlobalJob:
         config = self.tree.worker_config
         self._log = DeliveryLog(config.rank, config.world_size, cursor.unit)
         given = given if limit is None else given % limit.length
-        return {**position, "given": given, "cursor": cursor_entry(cursor)}
+        moved = {**position, "given": given, "cursor": cursor_entry(cursor)}
+        return {name: value for name, value in moved.items() if name != ENDS_EPOCH}
 
     def resized(self, position: State, rank: int, world_size: int) -> State:
         """Returns a position from which on there are other ranks; see `SavableDataLoader.resize`.

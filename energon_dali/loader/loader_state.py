@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.step_entries import SKIPPED, as_entry, cursor_entry, cursor_of, skipped_by_state
+from energon_dali.datasets.step_entries import ENDS_EPOCH, SKIPPED, as_entry, cursor_entry, cursor_of, skipped_by_state
 from energon_dali.datasets.stream import State
 from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
@@ -128,7 +128,8 @@ class LoaderIdentity:
                 cursor = batches.rebased(replace(cursor, micro_batch=0), saved[2][0])
             if length != self._epoch_length and given > self._epoch_length > 0:
                 given %= self._epoch_length  # the position in the current one of the epochs, which became shorter
-            return {"given": given, "cursor": cursor_entry(cursor), "streams": {}}
+            ends = {ENDS_EPOCH: True} if ENDS_EPOCH in state else {}
+            return {"given": given, "cursor": cursor_entry(cursor), "streams": {}, **ends}
         return {
             "given": self._given(state),
             **({SKIPPED: state[SKIPPED]} if SKIPPED in state else {}),
@@ -179,7 +180,7 @@ def merge_states(states: Sequence[State]) -> State:
     for state in states:
         check_format(state)
     first = states[0]
-    for name in ("num_streams", "world_size", "config", "cursor", "global_batch", "balance"):
+    for name in ("num_streams", "world_size", "config", "cursor", ENDS_EPOCH, "global_batch", "balance"):
         if any(state.get(name) != first.get(name) for state in states):
             raise StateError(f"These states are not of one job: their {name!r} differ. Give the states of one save.")
     skipped = as_entry(one for state in states for one in skipped_by_state(state))
@@ -297,6 +298,8 @@ def check_format(state: Any) -> None:
                 damaged.append("cursor.micro_batch")
             if not isinstance(state.get("balance"), str):
                 damaged.append("balance")
+            if state.get(ENDS_EPOCH, True) is not True:
+                damaged.append(ENDS_EPOCH)
             if not _is_count(state.get("epoch_length", 0)):
                 damaged.append("epoch_length")
         damaged += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import defaultdict
@@ -1205,3 +1206,55 @@ def test_passes_over_the_data_that_are_left_out_take_no_time(folder: Path) -> No
         loader.skip_steps(0, 30_000)  # ten thousand passes
         assert list(loader) == []
         assert loader.save_state_rank()["cursor"]["step"] == 30_000
+
+
+def sequence(loader: Any, count: int) -> list[str]:
+    """Returns the first sample of each batch, with END where an epoch ends."""
+    found: list[str] = []
+    while len(found) < count:
+        for batch in loader:
+            found.append(batch.text[0])
+            if len(found) == count:
+                return found
+        found.append("END")
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"virtual_epoch_length": 3}, {"virtual_epoch_length": 15}])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.sweep)])
+def test_an_epoch_ends_after_a_state_as_it_would_have(folder: Path, options: dict[str, int], num_workers: int) -> None:
+    job = Job(folder / "a", 1, 16, 4, num_workers, options={"repeat": False, **options})
+    with job.loader(0) as loader:
+        expected = sequence(loader, 45)
+    assert expected.count("END") >= 2
+    for done in range(1, 36):
+        with job.loader(0) as loader:
+            sequence(loader, done)
+            state = loader.save_state_rank()
+        with job.loader(0) as loader:
+            loader.restore_state_rank(state)
+            assert loader.save_state_rank() == state
+            assert sequence(loader, 10) == expected[done : done + 10], done
+
+
+def test_an_epoch_that_is_over_ends_on_other_ranks_and_before_steps_that_are_left_out(folder: Path) -> None:
+    options = {"repeat": False}
+    with Job(folder / "a", 1, 16, 4, options=options).loader(0) as loader:
+        batches = iter(loader)
+        *_, last = itertools.islice(batches, 15)
+        assert (last.step, last.is_last_of_step) == (3, True), "the data ends with this batch"
+        loader.skip_steps(4, 5)
+        state = loader.save_state_rank()
+        assert list(batches) == []
+        expected = sorted(text for batch in itertools.islice(loader, 4) for text in batch.text)
+    found = []
+    for rank, given in enumerate(split_state(state, 2)):
+        with Job(folder / "a", 2, 16, 4, options=options).loader(rank) as loader:
+            loader.restore_state_rank(given)
+            assert sequence(loader, 1) == ["END"]
+            found += [text for batch in itertools.islice(loader, 2) for text in batch.text]
+    assert sorted(found) == expected
+    with Job(folder / "a", 1, 16, 4, options=options).loader(0) as loader:
+        loader.restore_state_rank(state)
+        loader.start_at(60)  # nothing says that an epoch of this trainer is to end
+        assert sequence(loader, 1) != ["END"]
