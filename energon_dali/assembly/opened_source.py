@@ -283,6 +283,12 @@ def _open_jsonl(
             f"{reference.path} is a JSONL file, whose samples are crude, and sample_type={chosen.__name__} was given. "
             "Leave it out, and make samples of that type in a cooker of the task encoder."
         )
+    if options.source.field_map is not None:
+        raise ConfigError(
+            f"{reference.path} is a JSONL file, whose samples are crude, and field_map="
+            f"{dict(options.source.field_map)!r} was given. Leave it out, and take the fields from `json` in a cooker "
+            "of the task encoder."
+        )
     file = files()
     load = SampleLoader(
         decoder=options.encoder.decoder or SampleDecoder(),  # lines are parsed even if media stay bytes

@@ -21,8 +21,15 @@ from energon_dali.errors import ConfigError, DatasetFormatError, SkipSample
 from energon_dali.metadataset.join.joined_reader import JoinedRaw
 from energon_dali.samples.base import BASE_FIELDS, CrudeSample, Key, Sample, SourceInfo, set_restore_key
 from energon_dali.samples.kinds import sample_kind
-from energon_dali.shards import RawSample, WebdatasetFolder, is_crude, resolve_part_filter, resolve_sample_loader
-from energon_dali.shards.meta.dataset_config import FACTORIES, ORDER_KEYS, STANDARD
+from energon_dali.shards import RawSample, WebdatasetFolder, resolve_part_filter, resolve_sample_loader
+from energon_dali.shards.meta.dataset_config import (
+    CRUDE,
+    ORDER_KEYS,
+    SAMPLE_TYPES,
+    own_class,
+    own_factory,
+    subflavors_of,
+)
 from energon_dali.shards.meta.sample_loader import check_code_allowed
 
 
@@ -77,6 +84,41 @@ def import_factory(config: Mapping[str, Any], path: str) -> type[SampleFactory]:
             "megatron.energon.DefaultDecoderWebdatasetFactory. Derive it, or use sample_type and field_map."
         )
     return found
+
+
+def instantiate(data: Any, where: str, default_type: Any = None) -> Any:
+    """Returns what plain values of a trusted document describe.
+
+    A mapping with `__class__` or `__function__` becomes what is made of its other values, or the class or function
+    itself if there are none.
+
+    Args:
+        data: The values.
+        where: The document, for the message.
+        default_type: Made of the outermost mapping if it names no class; None keeps the mapping.
+
+    Raises:
+        DatasetFormatError: A class or function cannot be imported.
+    """
+    if isinstance(data, list):
+        return [instantiate(item, where) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    named = data.get("__class__") or data.get("__function__")
+    kind = default_type
+    if named is not None:
+        module = data.get("__module__", "megatron.energon")
+        try:
+            kind = getattr(importlib.import_module(module), named)
+        except (ImportError, AttributeError) as error:
+            raise DatasetFormatError(
+                f"{where} names {module}.{named}, which cannot be imported ({error}). Install or correct it."
+            ) from error
+    own = {key: value for key, value in data.items() if key not in ("__module__", "__class__", "__function__")}
+    values = {key: instantiate(value, where) for key, value in own.items()}
+    if kind is None:
+        return values
+    return kind(**values) if default_type is not None or values else kind
 
 
 class FactoryLoader(SampleLoader):
@@ -236,7 +278,7 @@ def read_recipe(
         field_map: Overrides the field map (or sample loader) of dataset.yaml.
 
     Raises:
-        ConfigError: `sample_type` cannot be the class of samples.
+        ConfigError: `sample_type` cannot be the class of samples, or the samples have no fields for `field_map`.
         DatasetFormatError: dataset.yaml is missing or malformed.
         UntrustedCodeError: It names or contains code that the user did not allow.
     """
@@ -244,10 +286,19 @@ def read_recipe(
         raise ConfigError(f"sample_type={sample_type!r} {_NO_SAMPLES}")
     if sample_type is not None and field_map is not None:
         check_fields(sample_type, field_map, "field_map=")
-        return SampleRecipe(sample_type, field_map)
+        config = folder.unchecked_config()
+        subflavors = subflavors_of(config, f"dataset.yaml of {folder.path}")
+        return SampleRecipe(sample_type, field_map, subflavors=subflavors, order=_order_of(config))
     config = folder.dataset_config
-    order = {name: config[name] for name in sorted(ORDER_KEYS & config.keys())}
-    if sample_type is None and field_map is None and config.get("__class__", STANDARD) not in FACTORIES:
+    order = _order_of(config)
+    factory = own_factory(config)
+    if field_map is not None and factory in (None, CRUDE):
+        reason = "makes crude samples" if factory else f"names the class {config['__class__']}, which makes the samples"
+        raise ConfigError(
+            f"field_map={dict(field_map)!r} has no effect: dataset.yaml of {folder.path} {reason}. Leave it out, or "
+            "also give sample_type=, such as CaptioningSample."
+        )
+    if sample_type is None and factory is None:
         kind = import_factory(config, folder.path)
         own = {name: value for name, value in config.items() if name not in ("__module__", "__class__")}
         for name in ("sample_loader", "part_filter"):  # those of Energon run them without asking
@@ -255,9 +306,10 @@ def read_recipe(
             if isinstance(reference, str) and not folder.allow_code:
                 reference = reference if ":" in reference else f"{reference}:{name}"
                 check_code_allowed(folder.root, reference, allow_code=False)
+        own = instantiate(own, f"dataset.yaml of {folder.path}")
         return SampleRecipe(kind.__sample_type__, factory=kind, factory_options=own, order=order)
     subflavors = dict(config.get("subflavors") or {})
-    if is_crude(config) and sample_type is None:
+    if factory == CRUDE and sample_type is None:
         return SampleRecipe(CrudeSample, part_filter=resolve_part_filter(folder), subflavors=subflavors, order=order)
     chosen = sample_type or _sample_class(config, folder)
     if field_map is not None or "field_map" in config:
@@ -275,6 +327,10 @@ def read_recipe(
     return SampleRecipe(
         chosen, sample_loader=functions[0], part_filter=functions[1], subflavors=subflavors, order=order
     )
+
+
+def _order_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: config[name] for name in sorted(ORDER_KEYS & config.keys())}
 
 
 def check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: str) -> None:
@@ -306,7 +362,7 @@ def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[A
     """Returns the class that `sample_type` names: ours of that name, or any other if the user allows imports."""
     kind = config["sample_type"]
     name = kind["__class__"]
-    own = sample_kind(name)
+    own = sample_kind(name) if own_class(kind, SAMPLE_TYPES) else None
     if own is not None:
         return own
     # dataset.yaml was checked when it was read: other names reach this line only with allow_imports=True.

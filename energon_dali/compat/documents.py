@@ -5,18 +5,18 @@ Energon's loader of one dataset is here as well, as it makes the factory that `d
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from energon_dali.assembly.sample_loaders import instantiate
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory, StandardWebdatasetFactory
 from energon_dali.compat.other_factories import DefaultCrudeJsonlDatasetFactory
 from energon_dali.compat.structs import EnergonDatasetType, get_dataset_type
 from energon_dali.datasets.load_sample import parse_field_map
-from energon_dali.errors import ConfigError, DatasetFormatError, SampleException
+from energon_dali.errors import ConfigError, SampleException
 from energon_dali.metadataset import loader
 from energon_dali.metadataset.context import combine_shuffle_over_epochs
 from energon_dali.samples.media_metadata import read_media_metadata
@@ -101,7 +101,7 @@ class ModuleLoader:
         file = EPath(path)
         if file not in self._modules:
             names: dict[str, Any] = {"__name__": file.name.removesuffix(".py"), "__file__": file.url}
-            exec(compile(file.read_text(), file.url, "exec"), names)
+            exec(compile(file.read_text(), file.url, "exec", dont_inherit=True), names)
             self._modules[file] = names
         return self._modules[file]
 
@@ -131,26 +131,6 @@ class ModuleLoader:
         return function  # type: ignore[no-any-return]
 
 
-def _instance(data: Any, default_type: Any) -> Any:
-    """Returns what a mapping with `__module__` and `__class__` describes; other mappings become `default_type`."""
-    if isinstance(data, list):
-        return [_instance(item, None) for item in data]
-    if not isinstance(data, Mapping):
-        return data
-    named = data.get("__class__") or data.get("__function__")
-    kind = default_type
-    if named is not None:
-        try:
-            kind = getattr(importlib.import_module(data.get("__module__", "megatron.energon")), named)
-        except (ImportError, AttributeError) as error:
-            raise DatasetFormatError(f"{data.get('__module__')}.{named} cannot be imported: {error}") from error
-    own = {key: value for key, value in data.items() if key not in ("__module__", "__class__", "__function__")}
-    values = {key: _instance(value, None) for key, value in own.items()}
-    if kind is None:
-        return values
-    return kind(**values) if default_type is not None or values else kind
-
-
 def load_config(
     path: EPath | Mapping[str, Any],
     *,
@@ -169,8 +149,8 @@ def load_config(
     Raises:
         DatasetFormatError: A class cannot be imported.
     """
-    data = path if isinstance(path, Mapping) else load_yaml_json(path)
-    return _instance({**(default_kwargs or {}), **data}, default_type)
+    data, where = (path, "the document") if isinstance(path, Mapping) else (load_yaml_json(path), str(path))
+    return instantiate({**(default_kwargs or {}), **data}, where, default_type)
 
 
 def get_dataset_from_config(

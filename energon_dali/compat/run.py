@@ -97,7 +97,7 @@ def execute(namespace: dict[str, Any], path: str, package: str) -> None:
         package: Its package, for relative imports; "" for a file.
     """
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     kept: dict[str, Any] = {name: namespace[name] for name in ("__name__", "__builtins__") if name in namespace}
     # The namespace may be that of this function.
     spec = importlib.util.find_spec("energon_dali.compat.run")

@@ -242,7 +242,8 @@ class SampleLoader:
                 crude.refused = tuple(name for name in raw.parts if name in self._refused)
             return crude
         if self.sample_loader is not None:
-            parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
+            given = {"__key__": key, "__shard__": raw.shard, "__restore_key__": ("Webdataset", raw.index)}
+            parts = self.sample_loader({**given, "__sources__": (source,), **parts})
         if parts.keys().isdisjoint(BASE_FIELDS):
             return self.sample_type(
                 __key__=key, __restore_key__=restore_key, __subflavors__=self.subflavors, __sources__=(source,), **parts

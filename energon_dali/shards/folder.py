@@ -103,6 +103,17 @@ class WebdatasetFolder:
             )
         return self._dataset_config
 
+    def unchecked_config(self) -> dict[str, Any]:
+        """Returns the content of `dataset.yaml`, which may name code that is not allowed; empty if there is no file.
+
+        Raises:
+            DatasetFormatError: It cannot be parsed.
+            StorageError: It cannot be read.
+        """
+        if self._dataset_config is not None:
+            return self._dataset_config
+        return read_meta_document(self._dataset_config_path, self.root) or {}
+
     @property
     def uuid(self) -> str:
         """Identity of the index, kept when the same samples are prepared again with the same split; "" without one."""
@@ -124,10 +135,7 @@ class WebdatasetFolder:
 
     def _split_name(self) -> str | None:
         """Returns the name of the split file; dataset.yaml may be missing if nothing else needs it."""
-        config = self._dataset_config
-        if config is None:
-            config = read_meta_document(self._dataset_config_path, self.root) or {}
-        return split_config_of(config, self._dataset_config_path) or self._split_config_name
+        return split_config_of(self.unchecked_config(), self._dataset_config_path) or self._split_config_name
 
     @property
     def split_parts(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from energon_dali import (
 )
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.samples.kinds import CaptioningSample
-from energon_dali.shards import StoragePath, prepare_dataset
+from energon_dali.shards import StoragePath, prepare_dataset, prepare_jsonl
 from tests.loader.dataset_folder import prepare, write_shards
 
 
@@ -184,6 +184,32 @@ def test_a_crude_dataset_names_the_parts_that_cookers_get(folder: Path) -> None:
     assert "json" in sample.text
     assert "txt" not in sample.text
     assert sample.__sources__[0].file_names == ("k0.json",)
+
+
+@pytest.mark.parametrize("make", [train, val])
+def test_a_field_map_is_refused_where_samples_are_crude(make: Any, folder: Path, tmp_path: Path) -> None:
+    (folder / ".nv-meta" / "crude.yaml").write_text("__class__: CrudeWebdataset\n")
+    fields = {"text": "txt"}
+    with pytest.raises(ConfigError, match=r"field_map=\{'text': 'txt'\} .* crude.*Leave it out.*give sample_type="):
+        make(folder, dataset_config="crude.yaml", field_map=fields)
+    assert make(folder, dataset_config="crude.yaml", field_map=fields, sample_type=TextSample)
+    (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n')
+    prepare_jsonl(str(tmp_path / "lines.jsonl"))
+    with pytest.raises(ConfigError, match=r"JSONL file, whose samples are crude, and field_map=.*Leave it out"):
+        make(tmp_path / "lines.jsonl", field_map=fields)
+
+
+def test_subflavors_of_dataset_yaml_stay_with_another_type_and_fields(folder: Path) -> None:
+    document = folder / ".nv-meta" / "other.yaml"
+    document.write_text("{__module__: my.code, __class__: Own, subflavors: {of: file, kept: 1}}")
+    made = {"dataset_config": "other.yaml", "sample_type": TextSample, "field_map": {"text": "txt"}}
+    sample = next(iter(val(folder, **made, subflavors={"of": "call"}, batch_size=None)))
+    assert sample.__subflavors__ == {"of": "call", "kept": 1}
+    document.write_text("subflavors: 3")
+    with pytest.raises(DatasetFormatError, match=r"subflavors=3, and they should be a mapping"):
+        val(folder, **made)
+    document.unlink()
+    assert next(iter(val(folder, **made, batch_size=None))).__subflavors__ == {}
 
 
 @pytest.mark.parametrize("make", [train, val])

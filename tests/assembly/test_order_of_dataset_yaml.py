@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from energon_dali import WorkerConfig, get_train_dataset, get_val_dataset
+from energon_dali import TextSample, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_dali.errors import DatasetFormatError
 from tests.loader.dataset_folder import prepare, write_shards
 
@@ -44,6 +44,8 @@ def test_it_has_the_effect_of_the_argument_of_the_call(folder: Path, name: str, 
     assert keys(folder, {name: value}) == expected != keys(folder, {})
     (other,) = call
     assert keys(folder, {name: value}, **{other: 1}) == expected, "it overrides the call"
+    fields = {"sample_type": TextSample, "field_map": {"text": "txt"}}
+    assert keys(folder, {name: value}, **fields) == expected, "whatever makes the samples"
 
 
 def test_validation_stays_in_file_order(folder: Path) -> None:

@@ -12,7 +12,7 @@ import tomllib
 
 from energon_dali import WorkerConfig
 from energon_dali.compat import cli
-from energon_dali.compat.run import start
+from energon_dali.compat.run import execute, start
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.loader.loader_state import LoaderIdentity
 from tests.datasets.oracle import Counting
@@ -66,6 +66,13 @@ def test_the_module_of_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "argv", [])
     path, package = start(["-m", "megatron.energon.cli.main", "info", "data"])
     assert (path, package, sys.argv[1:]) == (cli.__file__, "energon_dali.compat", ["info", "data"])
+
+
+def test_annotations_of_the_program_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("class Arguments:\n    rate: float = 0.1\n")
+    names: dict[str, Any] = {"__name__": "program"}
+    execute(names, str(tmp_path / "program.py"), "")
+    assert names["Arguments"].__annotations__ == {"rate": float}
 
 
 def test_spawned_children_do_not_run_the_main_file_of_a_package(

@@ -12,7 +12,7 @@ from energon_dali.datasets.metrics import Metrics
 from energon_dali.decode import DaliDecoder, MediaHandle, SampleDecoder
 from energon_dali.errors import DatasetFormatError, DecodeError
 from energon_dali.samples.base import CrudeSample
-from energon_dali.samples.kinds import CaptioningSample
+from energon_dali.samples.kinds import CaptioningSample, TextSample
 from energon_dali.shards import RawSample
 
 
@@ -126,6 +126,14 @@ def test_a_sample_loader_makes_the_fields() -> None:
 
     load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, sample_loader=make)
     assert load(raw(jpg=jpeg(), txt=b"hi"), 0).caption == "a/b: hi"
+
+
+def test_a_sample_loader_receives_a_restore_key_and_the_sample_keeps_its_own() -> None:
+    def make(parts: dict[str, object]) -> dict[str, object]:
+        return {"__restore_key__": parts["__restore_key__"], "text": str(parts["__restore_key__"])}
+
+    sample = SampleLoader(decoder=None, sample_type=TextSample, sample_loader=make)(raw(), 0, ("Webdataset", 7, 0))
+    assert (sample.text, sample.__restore_key__) == ("('Webdataset', 7)", ("Webdataset", 7, 0))
 
 
 JSON = b"""{"a": "text", "captions": [], "0": "zero", "none": null, "list": ["x", "y"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError, UntrustedCodeEr
 from energon_dali.shards import WebdatasetFolder, is_crude, prepare_dataset, resolve_sample_loader, sample_type_name
 from energon_dali.shards.documents.braces import collapse_names
 from energon_dali.shards.meta.document import META
+from energon_dali.shards.meta.sample_loader import DatasetFunction
 from energon_dali.shards.meta.splits import pack_split, read_split
 from energon_dali.shards.storage import StoragePath
 from tests.shards.tars import captions, write_tar
@@ -170,6 +172,8 @@ def test_older_factory_means_its_sample_type(root: Path) -> None:
         ({"sample_type": CAPTIONING, "field_map": {"image": "jpg"}, "subflavors": "x"}, "should be a mapping"),
         ({"sample_type": CAPTIONING, "field_map": {"image": "jpg"}, "subflavor": "x"}, "has subflavor; allowed are"),
         ({**CRUDE, "sample_loader": "a.py:b"}, "has sample_loader; allowed are"),
+        ({"__class__": "DefaultDecoderWebdatasetFactory", "field_map": {"image": "jpg"}}, "no `sample_type"),
+        ({"__class__": "DefaultGenericWebdatasetFactory", "field_map": {"image": "jpg"}}, "no `sample_type"),
         ({**CRUDE, "split_config": 2}, "Write the name of a file"),
     ],
 )
@@ -186,6 +190,12 @@ def test_wrong_dataset_config_is_named(root: Path, content: object, message: str
         {"__module__": "megatron.energon", "__class__": "Surprise"},
         {"sample_type": {"__module__": "my.code", "__class__": "CaptioningSample"}, "field_map": {"image": "jpg"}},
         {"sample_type": {"__module__": "megatron.energon", "__class__": "popen"}, "field_map": {"image": "jpg"}},
+        {
+            "__class__": "DefaultDecoderWebdatasetFactory",
+            "sample_type": {"__module__": "os", "__class__": "popen"},
+            "field_map": {"image": "jpg"},
+        },
+        {"__module__": "my.code", "__class__": "CrudeWebdataset"},
     ],
 )
 def test_classes_of_other_packages_are_imported_only_if_allowed(root: Path, content: object) -> None:
@@ -193,6 +203,16 @@ def test_classes_of_other_packages_are_imported_only_if_allowed(root: Path, cont
         with pytest.raises(UntrustedCodeError, match="allow_imports=True"):
             config_of(root, content, **options)
     assert config_of(root, content, allow_imports=True)
+
+
+def test_a_factory_of_the_user_is_not_ours_of_the_same_name(root: Path) -> None:
+    config = config_of(root, {"__module__": "my.code", "__class__": "CrudeWebdataset", "own": 1}, allow_imports=True)
+    assert not is_crude(config)
+    assert sample_type_name(config) == "CrudeWebdataset"
+    content = {"__module__": "my.code", "__class__": "VQAWebdataset", "own": 1}
+    assert config_of(root, content, allow_imports=True) == content
+    content = {"__module__": "megatron.energon.flavors.crude", "__class__": "CrudeWebdataset"}
+    assert is_crude(config_of(root, content))
 
 
 def test_yaml_makes_no_objects(root: Path) -> None:
@@ -229,6 +249,32 @@ def test_sample_loader_runs_only_if_allowed(root: Path) -> None:
     assert loader({"txt": "a"}) == {"caption": "a!"}
     assert keep("txt")
     assert not keep("jpg")
+
+
+DATACLASS = """
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+@dataclass
+class Box:
+    kind: ClassVar[str] = "box"
+    width: int = 0
+
+def load(raw):
+    return {"caption": str([field.type for field in fields(Box)])}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first_line", "types"), [("", "[<class 'int'>]"), ("from __future__ import annotations", "['int']")]
+)
+def test_a_file_of_the_dataset_may_have_dataclasses(first_line: str, types: str) -> None:
+    before = set(sys.modules)
+    load = DatasetFunction(first_line + DATACLASS, "load", "sample_loader.py")
+    with pytest.raises(DatasetFormatError, match="cannot be run: ZeroDivisionError"):
+        DatasetFunction("1 / 0", "load", "sample_loader.py")
+    assert load({}) == {"caption": types}
+    assert not [name for name in set(sys.modules) - before if "sample_loader" in name]
 
 
 def test_part_filter_may_be_a_list(root: Path) -> None:

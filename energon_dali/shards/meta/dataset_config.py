@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
@@ -65,25 +65,39 @@ def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, allow_im
             f"{path} is missing: it says which samples the dataset makes. Run `energon-dali prepare "
             f"{root.quoted}` with --sample-type, or give dataset_config=NAME if it has another name."
         )
-    factory = config.get("__class__", STANDARD)
     if "__class__" in config:
         _check_type(config, FACTORIES, path, allow_imports)
+    factory = own_factory(config)
     if factory in TYPED_FACTORIES:
         del config["__class__"]
         config.pop("__module__", None)
         config["sample_type"] = {"__module__": FOREIGN_MODULES[0], "__class__": TYPED_FACTORIES[factory]}
         factory = STANDARD
-    if factory in FACTORIES:  # the keys of an unknown factory are its own
+    if factory is not None:  # the keys of a factory of the user are its own
         check_keys(config, _KEYS if factory == CRUDE else _STANDARD_KEYS, path)
-    if factory == STANDARD:
-        _check_standard(config, path, allow_imports)
+        if factory != CRUDE:
+            _check_standard(config, path, allow_imports)
     split_config_of(config, path)
-    if not isinstance(config.get("subflavors", {}), dict):
-        raise DatasetFormatError(
-            f"{path} has subflavors={excerpt(config['subflavors'])}, and they should be a mapping. Write `name: value` "
-            "lines."
-        )
+    subflavors_of(config, path)
     return config
+
+
+def subflavors_of(config: Mapping[str, Any], path: StoragePath | str) -> dict[str, Any]:
+    """Returns the subflavors in a `dataset.yaml`.
+
+    Args:
+        config: Content of the file.
+        path: The file, for messages.
+
+    Raises:
+        DatasetFormatError: They are not a mapping.
+    """
+    subflavors = config.get("subflavors", {})
+    if not isinstance(subflavors, dict):
+        raise DatasetFormatError(
+            f"{path} has subflavors={excerpt(subflavors)}, and they should be a mapping. Write `name: value` lines."
+        )
+    return dict(subflavors)
 
 
 def split_config_of(config: Mapping[str, Any], path: StoragePath) -> str | None:
@@ -111,14 +125,31 @@ def split_config_of(config: Mapping[str, Any], path: StoragePath) -> str | None:
     return name
 
 
+def own_class(value: Mapping[str, Any], allowed: Collection[str]) -> str | None:
+    """Returns the name of a class of Energon or this package; None for a class of the user, whatever its name.
+
+    Args:
+        value: A mapping with `__class__`, and perhaps `__module__`.
+        allowed: The names of these classes.
+    """
+    module, name = value.get("__module__", FOREIGN_MODULES[0]), value["__class__"]
+    ours = module in FOREIGN_MODULES or module.startswith(("megatron.energon.", "energon_dali."))
+    return name if ours and name in allowed else None
+
+
+def own_factory(config: Mapping[str, Any]) -> str | None:
+    """Returns which of `FACTORIES` a `dataset.yaml` names; None for a class of the user."""
+    return own_class(config, FACTORIES) if "__class__" in config else STANDARD
+
+
 def is_crude(config: Mapping[str, Any]) -> bool:
     """Returns whether samples stay dicts of parts, for a cooker of the task encoder."""
-    return config.get("__class__") == CRUDE
+    return own_factory(config) == CRUDE
 
 
 def sample_type_name(config: Mapping[str, Any]) -> str:
     """Returns the name of the sample class, such as "CaptioningSample"."""
-    if config.get("__class__", STANDARD) not in FACTORIES:  # a class of the program
+    if own_factory(config) is None:
         return str(config["__class__"])
     return "CrudeSample" if is_crude(config) else str(config["sample_type"]["__class__"])
 
@@ -163,7 +194,7 @@ def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: Storage
             f"{path} has __module__={excerpt(module)} and __class__={excerpt(name)}, which are not both text. Write "
             f"the names of a module and of a class in it, such as {FOREIGN_MODULES[0]} and {min(allowed)}."
         )
-    if trusted or (name in allowed and (module in FOREIGN_MODULES or module.startswith("megatron.energon."))):
+    if trusted or own_class(value, allowed) is not None:
         return
     raise UntrustedCodeError(
         f"{path} names the class {excerpt_names([f'{module}.{name}'])}, which is not one of "

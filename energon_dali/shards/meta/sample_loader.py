@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from itertools import count
+from types import ModuleType
 from typing import Any
 
 from energon_dali.calls import refuse_async
@@ -13,6 +16,8 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
 
 _REFERENCE = re.compile(r"([\w./-]+\.py):(\w+)")
+_numbers = count()
+"""Of modules, so that threads that run two files at once do not replace each other's."""
 
 
 class DatasetFunction:
@@ -34,14 +39,20 @@ class DatasetFunction:
         self.source = source
         self.name = name
         self.path = path
-        scope: dict[str, Any] = {"__name__": "energon_dali_sample_loader", "__file__": path}
+        module = ModuleType(f"energon_dali_sample_loader_{next(_numbers)}")
+        module.__file__ = path
+        # dataclasses look there for what annotations name. The module does not stay: if it did, its classes would be
+        # pickled by name, and another process has no module of that name.
+        sys.modules[module.__name__] = module
         try:
-            exec(compile(source, path, "exec"), scope)
+            exec(compile(source, path, "exec", dont_inherit=True), vars(module))
         except Exception as error:
             raise DatasetFormatError(
                 f"{path} cannot be run: {type(error).__name__}: {error}. Correct the file."
             ) from error
-        function = scope.get(name)
+        finally:
+            sys.modules.pop(module.__name__, None)
+        function = vars(module).get(name)
         if not callable(function):
             raise DatasetFormatError(
                 f"{path} has no function {name!r}. Write it there, or correct the name in dataset.yaml."
