@@ -127,7 +127,7 @@ def measure_datasets(
     `energon-dali measure` calls it (docs/measures.md).
 
     All samples of a dataset are measured, whatever its splits and subsets. What an interrupted run has measured is kept
-    in the user's cache, and the next run continues from there.
+    in the user's cache, and the next run continues from there; with `again`, a run always begins anew.
 
     Args:
         path: A prepared folder, a metadataset or a JSONL file.
@@ -217,6 +217,10 @@ def _measure(
     total = sum(counts)
     known = None if again else _known(target)
     journal = _open_journal(target)
+    if again:
+        # What changed since chunks were kept is unknown, so a run with `again` neither uses nor keeps any.
+        journal.remove()
+        journal = _ChunkJournal()
     if known is not None and not stale_reason(known.description, data):
         # A run may have been killed right after it had written the file.
         journal.remove()

@@ -284,11 +284,12 @@ def _scheduled(
 ) -> Plan:
     """Returns the blend of a job with global batches, whose weights may change over its steps."""
     schedule = blend.schedule or Schedule((WeightPoint(0, weights),))
-    for source in sources:
-        if not source.num_samples:
+    points = [one for point in schedule.points for one in (point, point.towards) if one is not None]
+    for number, source in enumerate(sources):
+        if not source.num_samples and any(point.weights[number] for point in points):
             raise DatasetError(
-                f"{source.name} has no sample: its split part, or its subset, is empty. Leave it out, or choose "
-                "another split part."
+                f"{source.name} has a weight in the blend and no sample: its split part, or its subset, is empty. "
+                "Give it the weight 0, leave it out, or choose another split part."
             )
     assert options.global_batch_size is not None
     plans = tuple(source.plan for source in sources)
@@ -300,7 +301,11 @@ def _scheduled(
                 "The metadataset has weights over tokens, whose points follow from what a task encoder measured. "
                 "Give the task encoder, or write `over: samples` or `over: steps`."
             )
-        sizes = mean_sizes(measured, sources, options.pack_rule)
+        used = [number for number, source in enumerate(sources) if source.num_samples]
+        of_used = replace(measured, values=tuple(measured.values[number] for number in used))
+        means = mean_sizes(of_used, [sources[number] for number in used], options.pack_rule)
+        by_number = dict(zip(used, means, strict=True))
+        sizes = tuple(by_number.get(number, 1.0) for number in range(len(sources)))  # nothing is drawn of the others
     if schedule.over == "tokens":
         schedule = over_samples(schedule, sizes, by_size=by_size)
     seed, size = options.worker_config.seed_offset, options.global_batch_size

@@ -109,7 +109,9 @@ class DatasetLoaderInterface(ABC):
         """
         blend = self.resolve(split_part, **options)
         return LoadedDatasetList(
-            tuple(LoadedDataset(source, source.weight, source.repetitions) for source in blend.sources),
+            tuple(
+                LoadedDataset(source, source.weight, source.repetitions, source.aux or None) for source in blend.sources
+            ),
             BLEND_MODES[blend.mode],
         )
 

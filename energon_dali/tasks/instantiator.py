@@ -122,7 +122,7 @@ class HydraInstantiator:
             part = given.pop(name, None) if part is None else part
             parts[name] = attribute_config(part) if isinstance(part, Mapping) else part
         rest = {str(name): cfg[name] for name in cfg if name not in parts}
-        target, _ = _resolve("task", {"_target_": rest.get("_target_")})
+        target, _, _ = _resolve("task", {"_target_": rest.get("_target_")})
         if isinstance(parts["backbone"], Mapping):
             numbers = {name: value for name, value in given.items() if name != "instantiator"}
             if takes_module(target, "backbone"):
@@ -180,7 +180,7 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
 
     Args:
         place: The place of the config, for messages, such as "backbone".
-        cfg: `_target_` and arguments, which may hold such configs again.
+        cfg: `_target_` and arguments, which may hold such configs again; `_args_` lists those by position.
         strict: Where a class takes any argument by `**`, its config may still set only those that it or a base class
             names, and given ones.
         **given: Arguments that the config may leave out or leave null; the config's own win.
@@ -190,7 +190,7 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
             target raised TypeError or ValueError.
         EnergonDaliError: What the target itself raised.
     """
-    target, arguments = _resolve(place, cfg)
+    target, positional, arguments = _resolve(place, cfg)
     taken = _taken(target)
     settable = {*_named(target), *given} if taken is None and strict and isinstance(target, type) else taken
     for name in arguments:
@@ -198,7 +198,10 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
             raise ConfigError(
                 f"{place}.{name} is not an argument of {_name(target)}. {describe_nearest(name, settable)}"
             )
-    given = {name: value for name, value in given.items() if taken is None or name in taken}
+    set_already = _positional_names(target)[: len(positional)]
+    given = {
+        name: value for name, value in given.items() if (taken is None or name in taken) and name not in set_already
+    }
     open_names = [name for name, value in arguments.items() if value is None and name in given]
     of_config = {
         name: as_annotated(f"{place}.{name}", target, name, value)
@@ -207,15 +210,15 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
     }
     arguments = {**given, **of_config}
     if cfg.get("_partial_", False):
-        return partial(target, **arguments)
+        return partial(target, *positional, **arguments)
     try:
-        inspect.signature(target).bind(**arguments)
+        inspect.signature(target).bind(*positional, **arguments)
     except TypeError as error:
         raise ConfigError(f"{place} cannot make {_name(target)}: {error}. Set it as {place}.NAME=VALUE.") from error
     except ValueError:
         pass  # a builtin without a signature
     try:
-        return target(**arguments)
+        return target(*positional, **arguments)
     except EnergonDaliError:
         raise
     except (TypeError, ValueError) as error:
@@ -225,8 +228,8 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
         ) from error
 
 
-def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns the target of a config and its arguments, with inner configs made.
+def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Returns the target of a config, and its arguments by position and by name, with inner configs made.
 
     Raises:
         ConfigError: There is no target, it cannot be imported, or a value is missing or cannot be made.
@@ -256,7 +259,7 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
         if cause is not None:
             raise cause from error
         raise ConfigError(f"{place} cannot be made: {_reason(error)}") from error
-    return made.func, dict(made.keywords)
+    return made.func, made.args, dict(made.keywords)
 
 
 def _reason(error: BaseException) -> str:
@@ -298,6 +301,11 @@ def _taken(target: Callable[..., Any]) -> set[str] | None:
     if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name for parameter in parameters if parameter.kind not in _VARIADIC}
+
+
+def _positional_names(target: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in _parameters(target) or () if parameter.kind in kinds]
 
 
 def _named(target: type) -> set[str]:

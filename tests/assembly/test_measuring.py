@@ -566,3 +566,27 @@ def test_an_interrupted_run_continues_where_it_was(tmp_path: Path, monkeypatch: 
     assert [(chunk.shard, chunk.start) for chunk in done[4:]] == [(1, 2), (2, 0), (2, 2)]
     assert list((tmp_path / "cache").rglob("*.chunks")) == []
     assert list((root / ".nv-meta").glob("*energon-dali*")) == []
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain", "again"])
+def test_measuring_again_takes_nothing_of_an_interrupted_run(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = text_dataset(tmp_path / "data", range(3))
+    monkeypatch.setattr(measuring, "CHUNK", 2)
+    scale = tmp_path / "scale"  # the fingerprint does not see what it holds
+    scale.write_text("1")
+
+    class Scaled(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def measure_sample(self, sample: Any) -> Any:
+            number = scale.read_text()
+            if sample.__key__ == "1_2" and number == "1":
+                raise KeyboardInterrupt
+            return {"text_tokens": len(sample.text) * int(number)}
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(root, Scaled(), again=first)
+    scale.write_text("2")
+    measure(root, Scaled(), again=True)
+    assert values(root, Scaled(), "text_tokens") == [0, 2, 4, 6, 8, 2, 4, 6, 8, 10, 4, 6, 8, 10, 12]
+    assert list((tmp_path / "cache").rglob("*.chunks")) == []

@@ -365,6 +365,8 @@ def test_loaders_of_paths(tmp_path: Path) -> None:
         "MetadatasetV2",
         DatasetBlendMode.DATASET_WEIGHT,
     )
+    (named,) = mix.get_datasets(split_part="train").datasets
+    assert (named.aux, item.aux) == ({"m": AuxReference(f"{tmp_path}/x")}, None)
     (found,) = traverse_metadataset(file, split_part="train")
     assert (found.path, found.aux) == (f"{tmp_path}/a", {"m": f"{tmp_path}/x"})
     with pytest.raises(ConfigError, match="split_config for a metadataset"):

@@ -226,6 +226,25 @@ def test_what_is_wrong_with_a_source_names_where_it_is_named(tmp_path: Path) -> 
     open_with("{path: a}")
 
 
+@pytest.mark.parametrize("size", [None, 4], ids=["batches", "global_batches"])
+def test_only_a_dataset_that_has_a_weight_at_some_time_needs_samples(size: int | None, tmp_path: Path) -> None:
+    empty, full = texts(tmp_path / "a", 6), texts(tmp_path / "b", 6, "b")
+
+    def opened(weight: object) -> Any:
+        entries = [{"path": empty, "subset": {"range": [3, 3]}, "weight": weight}, {"path": full}]
+        options: Any = {"batch_size": 2, "global_batch_size": size, "shuffle_buffer_size": None}
+        one_rank = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        return get_train_dataset(mix({"blend": entries}), worker_config=one_rank, **options)
+
+    with get_savable_loader(opened(0)) as loader:
+        found = [key for batch in islice(loader, 6) for key in batch.__key__]
+    assert sorted(found) == sorted([f"b{number:03d}" for number in range(6)] * 2)
+    over_time = ({"step": {0: 0, 5: 1}}, {"step": {0: 1, 5: 0}}, {"linear": {0: 0, 5: 1}})
+    for weight in (0.5, *([] if size is None else [{**weight, "over": "steps"} for weight in over_time])):
+        with pytest.raises(DatasetError, match="no sample"):
+            opened(weight)
+
+
 def test_a_hundred_datasets_keep_a_small_state(tmp_path: Path) -> None:
     texts(tmp_path / "a", 8)
     file = tmp_path / "mix.yaml"

@@ -37,6 +37,15 @@ def test_what_takes_anything_is_given_everything() -> None:
     assert make("part", {"_target_": f"{HERE}.target", "a": 1}, b=3, c=4) == {"a": 1, "b": 3, "c": 4}
 
 
+def test_arguments_by_position_arrive_and_win_over_what_the_run_gives() -> None:
+    layer = {"_target_": "torch.nn.Linear", "_args_": [2, 3]}
+    network = make("backbone", {"_target_": "torch.nn.Sequential", "_args_": [layer, layer]})
+    assert [part.weight.shape for part in network] == [(3, 2), (3, 2)]
+    cfg = {"_target_": f"{HERE}.target", "_args_": [1]}
+    assert make("part", cfg, a=9, b=3) == {"a": 1, "b": 3}
+    assert make("part", {**cfg, "_partial_": True}, a=9)(b=4) == {"a": 1, "b": 4}
+
+
 def test_given_objects_arrive_as_they_are() -> None:
     tokenizer = {"a": [1, (2,)]}
     cfg = {"_target_": "tests.tasks.tiny.TinyData", "cfg": {"_target_": "tests.tasks.tiny.TinyConfig", "batches": 9}}
@@ -132,6 +141,8 @@ def test_a_mapping_becomes_the_dataclass_that_the_parameter_is_annotated_with() 
         ({"_target_": "no.such.Class"}, r"part cannot be made: (.|\n)*no\.such\.Class"),
         ({"_target_": "tests.tasks.tiny.TinyConfig", "bathes": 1}, r"part\.bathes .*TinyConfig\. Did you mean batches"),
         ({"_target_": f"{HERE}.target"}, r"part cannot make target: missing a required argument: 'a'"),
+        ({"_target_": f"{HERE}.target", "_args_": [1], "a": 1}, r"part cannot make target: multiple values for .*'a'"),
+        ({"_target_": f"{HERE}.target", "_args_": [1, 2, 3]}, r"part cannot make target: too many positional"),
         ({"_target_": f"{HERE}.target", "a": "???"}, r"part\.a has no value"),
         ({"_target_": f"{HERE}.target", "a": {"x": "???"}}, r"part\.a\.x has no value"),
     ],
