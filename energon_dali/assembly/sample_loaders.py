@@ -351,8 +351,9 @@ def check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: st
     unknown = sorted(field_map.keys() - {item.name for item in known})
     missing = sorted(needed - field_map.keys() - set(BASE_FIELDS))
     if unknown or missing:
+        wrong = [f"has the unknown fields {unknown}"] * bool(unknown) + [f"lacks {missing}"] * bool(missing)
         raise DatasetFormatError(
-            f"{where} does not fit {sample_type.__name__}: it has the unknown fields {unknown} and lacks {missing}. "
+            f"{where} does not fit {sample_type.__name__}: it {' and '.join(wrong)}. "
             f"The fields are {sorted({item.name for item in known} - set(BASE_FIELDS))}; correct the map, or "
             "choose another sample type."
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_dali.cli.dataset_options import dataset_options, find_encoder, open_dataset
+from energon_dali.cli.finite_range import FiniteRange
 from energon_dali.shards.documents.content import show_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _DECODER_HELP = "A decoder to measure; may be repeated. own is the encoder's. [d
     "--prefetch-factor", type=click.IntRange(min=1, max=10_000), default=2, show_default=True, help="As in get_loader."
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=0.1, max=86_400), default=3.0, show_default=True, help="Per measurement."
+    "--seconds", type=FiniteRange(min=0.1, max=86_400), default=3.0, show_default=True, help="Per measurement."
 )
 @dataset_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end, and nothing else.")
@@ -73,9 +74,7 @@ def bench(
 @click.command("tune")
 @click.argument("path")
 @click.option("--decoder", "decoders", type=_DECODER, multiple=True, help=_DECODER_HELP)
-@click.option(
-    "--seconds", type=click.FloatRange(min=5, max=86_400), default=60.0, show_default=True, help="About how long."
-)
+@click.option("--seconds", type=FiniteRange(min=5, max=86_400), default=60.0, show_default=True, help="About how long.")
 @click.option("--most-workers", type=_WORKERS, help="Most workers to try. [default: twice the number of cores]")
 @dataset_options
 @click.option("--write", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
@@ -107,9 +106,9 @@ def tune(
             report=progress.before(None if as_json else lambda one: click.echo(_line(one))),
             progress=progress.show,
         )
-    if out is not None:
-        result.write(out)
     click.echo(json.dumps(result.as_dict(), indent=2) if as_json else describe(result))
+    if out is not None:  # last: what was measured is not lost if the file cannot be written
+        result.write(out)
 
 
 class _Progress:

@@ -15,6 +15,7 @@ from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
 from energon_dali.loader.state_compatibility import source_config
 from energon_dali.loader.state_file import StateFile, find_state_files, read_state_file, write_state_files
+from energon_dali.shards.documents.content import excerpt_names
 
 _SHOWN_DATASETS = 12
 
@@ -63,6 +64,13 @@ def checkpoint_redist(
     write_state_files(dict(zip(written, states, strict=True)), wrapped=files[0].wrapped)
     for path in written:
         click.echo(f"Wrote {path}")
+    others = [path.name for path in find_state_files([output_path]) if path not in written]
+    if others:
+        click.echo(
+            f"Note: {output_path} also holds {excerpt_names(others)}. Remove what is of another checkpoint, or it will "
+            "be taken for a part of this one.",
+            err=True,
+        )
 
 
 def output_names(files: Sequence[StateFile], count: int, *, as_global: bool) -> list[str]:
@@ -106,6 +114,14 @@ def describe(states: Sequence[State]) -> Iterator[str]:
     for state in states:
         if state["num_streams"] != first["num_streams"] or state["config"] != first["config"]:
             raise StateError("These states are from different jobs. Give the files of one checkpoint.")
+        if state["world_size"] != first["world_size"]:
+            sizes = sorted({state["world_size"], first["world_size"]})
+            raise StateError(
+                f"These states are of {sizes[0]} and of {sizes[1]} ranks, so they are not of one save. Give the files "
+                "of one checkpoint; `checkpoint redist` leaves files of other ranks that were there before."
+            )
+        if twice := streams.keys() & state["streams"].keys():
+            raise StateError(f"Streams {_numbers(twice)} are in more than one of these states. Give each of them once.")
         streams.update(state["streams"])
         given.update(state["given"])
     total, world_size = first["num_streams"], first["world_size"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.content import printable
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.meta.dataset_config import CRUDE, SAMPLE_TYPES, crude_config, sample_config
 from energon_dali.shards.meta.document import META
@@ -68,7 +69,7 @@ def make_config(
         return crude_config()
     if field_map is not None:
         fields = parse_field_map(field_map, chosen)
-        _warn_of_lost_parts(fields, part_names)
+        warn_of_lost_parts(fields, part_names)
         return sample_config(chosen, fields)
     if interactive and len(part_names) <= MANY_PARTS:
         question = "Do you want to set a simple field_map[Y] (or write your own sample_loader [n])?"
@@ -78,11 +79,18 @@ def make_config(
     return sample_config(chosen, None)
 
 
-def _warn_of_lost_parts(fields: dict[str, str], part_names: Sequence[str]) -> None:
+def warn_of_lost_parts(fields: Mapping[str, str], part_names: Sequence[str]) -> None:
+    """Warns of fields whose parts no sample has.
+
+    Args:
+        fields: Part of each field.
+        part_names: Parts that the dataset has.
+    """
+    there = printable(", ".join(part_names))
     for field, parts in fields.items():
         if not any(option.split("[")[0].strip() in part_names for option in parts.split(",")):
             click.echo(
-                f"Warning: no sample has a part {parts!r} for the field {field!r}; there are {', '.join(part_names)}. "
+                f"Warning: no sample has a part {parts!r} for the field {field!r}; there are {there}. "
                 "Correct it in .nv-meta/dataset.yaml, or every sample will fail.",
                 err=True,
             )
@@ -92,7 +100,7 @@ def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
     """Returns the field map of a JSON text.
 
     Raises:
-        click.ClickException: It is not JSON or not a mapping of names, or the sample type lacks one of its fields.
+        click.ClickException: It is not JSON or not a mapping of names, or its fields do not fit the sample type.
     """
     try:
         fields = parse_json(text)
@@ -104,25 +112,34 @@ def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
         raise click.ClickException(
             f'--field-map {text} is not a mapping of field to part. Write it like \'{{"image": "jpg"}}\'.'
         )
-    known = {field.name for field in fields_of(sample_type)}
-    unknown = sorted(set(fields) - known)
+    known = {field.name: _is_optional(field) for field in fields_of(sample_type)}
+    unknown = sorted(fields.keys() - known.keys())
     if unknown:
         raise click.ClickException(
             f"--field-map names {', '.join(unknown)}, which {sample_type} does not have. Its fields are "
             f"{', '.join(sorted(known))}."
         )
+    lacking = sorted(name for name, optional in known.items() if not optional and name not in fields)
+    if lacking:
+        raise click.ClickException(
+            f"--field-map lacks {', '.join(lacking)}, which {sample_type} needs. Give the part of each of these fields."
+        )
     return fields
+
+
+def _is_optional(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _ask_field_map(sample_type: str, part_names: Sequence[str]) -> dict[str, str]:
     click.echo(
         "\nFor each field, please enter the name of its part. Of several, with commas, the first one present is used."
     )
-    click.echo(f"Parts of the dataset: {', '.join(part_names)}. Inside JSON: json[field][field].")
+    click.echo(printable(f"Parts of the dataset: {', '.join(part_names)}. Inside JSON: json[field][field]."))
     click.echo("Leave empty to skip an optional field.")
     answers: dict[str, str] = {}
     for field in fields_of(sample_type):
-        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        optional = _is_optional(field)
         note = ", optional" if optional else ""
         while True:
             answer = click.prompt(

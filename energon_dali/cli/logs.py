@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
+from energon_dali.cli.finite_range import FiniteRange
 from energon_dali.diagnosis.debug_logs import DebugLogs, Deliveries, find_logs
 from energon_dali.errors import ConfigError
-from energon_dali.shards.documents.content import show_count
+from energon_dali.shards.documents.content import printable, show_count
 from energon_dali.shards.storage.atomic_file import atomic_file
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def failures(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps([{**group.as_dict(), "command": group.restore_command} for group in groups], indent=2))
         return
     for line in describe_failures(groups):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def describe_failures(groups: Sequence[FailureGroup]) -> Iterator[str]:
@@ -93,7 +94,7 @@ _SHOWN_RANKS = 16
 )
 @click.option(
     "--heatmap-gain",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=10,
     show_default=True,
     help="Factor for the brightness.",

@@ -69,7 +69,9 @@ class _Commands(click.Group):
         except EnergonDaliError as error:
             if ctx.invoked_subcommand == "train":  # which shows messages itself, and tracebacks where they are wanted
                 raise
-            raise click.ClickException(str(error)) from error
+            from energon_dali.shards.documents.content import printable_lines  # lazy: `--help` should not wait for it
+
+            raise click.ClickException(printable_lines(str(error))) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:

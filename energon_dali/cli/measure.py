@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import file_options, find_encoder
 from energon_dali.cli.progress_bar import open_bar
+from energon_dali.shards.documents.content import printable
 from energon_dali.shards.prepare.parallel import usable_workers
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _report(result: MeasureResult) -> None:
     click.echo(f"Measured {result.num_measured:,} of {result.num_samples:,} samples of {result.path}{taken}.")
     most = sorted(result.unmeasured.items(), key=lambda one: (-one[1].count, one[0]))
     for reason, one in most[:_SHOWN_REASONS]:
-        click.echo(f"  {one.count:,} not measured, {reason}, such as {one.example}", err=True)
+        click.echo(printable(f"  {one.count:,} not measured, {reason}, such as {one.example}"), err=True)
     click.echo(f"Wrote {result.file}")
 
 

@@ -17,7 +17,7 @@ from energon_dali.pack.reading import Source
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_dataset
 from energon_dali.pack.shard_job import STATE
-from energon_dali.shards.documents.content import parse_bytes, show_bytes, show_count
+from energon_dali.shards.documents.content import parse_bytes, printable, show_bytes, show_count
 
 SHOWN_SKIPPED = 20
 
@@ -177,7 +177,7 @@ def _report_skipped(result: PackResult, skipped: Sequence[Skipped]) -> None:
         return
     click.echo(f"Left out {show_count(len(skipped), 'sample')}:", err=True)
     for bad in skipped[:SHOWN_SKIPPED]:
-        click.echo(f"  {bad.what}: {bad.reason}".encode("utf-8", "backslashreplace").decode(), err=True)
+        click.echo(printable(f"  {bad.what}: {bad.reason}").encode("utf-8", "backslashreplace").decode(), err=True)
     if len(skipped) > SHOWN_SKIPPED:
         click.echo(f"  and {len(skipped) - SHOWN_SKIPPED:,} more", err=True)
     click.echo(f"All of them are listed in {result.out / STATE / SKIPPED_NAME}.", err=True)

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from energon_dali.cli.dataset_options import counting_bar, dataset_options, find_object, open_dataset
+from energon_dali.cli.finite_range import FiniteRange
 from energon_dali.cli.planned_loads import describe_loads, loads_as_json, plot_loads
 from energon_dali.diagnosis.plan_difference import PlanComparison, PlanDifference, StepDifference
 from energon_dali.diagnosis.planned_loads import plan_loads
@@ -20,7 +21,7 @@ from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPl
 from energon_dali.errors import ConfigError, EnergonDaliError
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.state_file import find_state_files, read_state_file
-from energon_dali.shards.documents.content import show_bytes
+from energon_dali.shards.documents.content import printable, printable_lines, show_bytes
 
 _SHOWN_STEPS = 10
 """Most steps of a difference that are shown as text; JSON has all of them."""
@@ -83,7 +84,7 @@ class _Steps(click.ParamType[range]):
 @click.option(
     "--max-moved",
     metavar="SHARE",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     help="With --diff or --diff-path: the share of the samples, 0 to 1, that may move without an exit status of 1. "
     "[default: 0]",
 )
@@ -133,7 +134,7 @@ def plan(
         second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
         difference = show_difference(PlanComparison(first, second), as_json=as_json)
     except EnergonDaliError as error:
-        raise _DifferenceError(str(error)) from error
+        raise _DifferenceError(printable_lines(str(error))) from error
     context.exit(difference.changed_share > (max_moved or 0.0))
 
 
@@ -284,7 +285,8 @@ def _line(sample: PlannedSample) -> str:
     parts = ", ".join(f"{part} {show_bytes(size)}{_media(sample, part)}" for part, size in sample.part_bytes.items())
     name = sample.key or f"sample {sample.index}"
     tokens = "" if sample.num_tokens is None else f", {sample.num_tokens:,} tokens"
-    return f"{sample.dataset} {sample.shard} {name} (pass {sample.epoch}): {parts or 'size unknown'}{tokens}"
+    where = f"{sample.dataset} {sample.shard} {name}"
+    return printable(f"{where} (pass {sample.epoch}): {parts or 'size unknown'}{tokens}")
 
 
 def _media(sample: PlannedSample, part: str) -> str:

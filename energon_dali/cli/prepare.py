@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,21 @@ from typing import Any
 import click
 
 from energon_dali.cli.dataset_options import is_jsonl, is_metadataset
-from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
+from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map, warn_of_lost_parts
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options
 from energon_dali.cli.progress_bar import open_bar
+from energon_dali.errors import DatasetError
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset, prepare_jsonl
-from energon_dali.shards.documents.content import show_count
+from energon_dali.shards.documents.content import printable, show_count
 from energon_dali.shards.index.jsonl_index import index_path
-from energon_dali.shards.meta.dataset_config import CRUDE, check_config_name, write_dataset_config
+from energon_dali.shards.meta.dataset_config import (
+    CRUDE,
+    STANDARD,
+    check_config_name,
+    read_dataset_config,
+    write_dataset_config,
+)
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME
@@ -119,7 +127,9 @@ def prepare(path: str, **given: object) -> None:
         if not click.confirm(f"{root} is already prepared. Prepare it again?"):
             return
     shards = find_shards(root, options.exclude)
-    click.echo(f"Found {len(shards)} tar files; the first and the last are:\n- {shards[0]}\n- {shards[-1]}")
+    click.echo(f"Found {len(shards)} tar files; the first and the last are:")
+    for shard in (shards[0], shards[-1]):
+        click.echo(f"- {printable(shard)}")
     ratio = None if options.split_parts else parse_ratio(_ratio_text(options))
     result = _run(root, shards, ratio, options)
     _report_unreadable(root, result.unreadable, options)
@@ -267,7 +277,8 @@ def _report_unreadable(root: StoragePath, unreadable: list[UnreadablePart], opti
         return
     click.echo(f"{len(unreadable):,} media parts cannot be parsed:", err=True)
     rows = [("shard", "key", "part", "reason")]
-    rows += [(bad.shard, bad.key, bad.part, bad.reason) for bad in unreadable[:SHOWN_UNREADABLE]]
+    for bad in unreadable[:SHOWN_UNREADABLE]:
+        rows.append((printable(bad.shard), printable(bad.key), printable(bad.part), printable(bad.reason)))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
@@ -284,7 +295,7 @@ def _report_unreadable(root: StoragePath, unreadable: list[UnreadablePart], opti
 def _write_config(root: StoragePath, result: PrepareResult, options: PrepareOptions) -> None:
     names = result.part_names
     more = " and more" if len(names) > SHOWN_PARTS else ""
-    click.echo(f"Found the following part types in the dataset: {', '.join(names[:SHOWN_PARTS])}{more}")
+    click.echo(printable(f"Found the following part types in the dataset: {', '.join(names[:SHOWN_PARTS])}{more}"))
     if options.skip_dataset_yaml:
         wanted = False
     elif options.sample_type is not None:
@@ -295,10 +306,25 @@ def _write_config(root: StoragePath, result: PrepareResult, options: PrepareOpti
     else:
         wanted = click.confirm("Do you want to create a dataset.yaml interactively?", default=True)
     if not wanted:
-        click.echo("You will have to add a dataset.yaml manually.")
+        _keep_config(root, names, options.dataset_yaml_name)
         return
     config = make_config(root, options.sample_type, options.field_map, names, interactive=not options.non_interactive)
     write_dataset_config(root, config, options.dataset_yaml_name)
+
+
+def _keep_config(root: StoragePath, part_names: Sequence[str], name: str) -> None:
+    """Says which dataset.yaml stays in use, and warns of fields that it can no longer fill."""
+    if not (root / META / name).is_file():
+        click.echo("You will have to add a dataset.yaml manually.")
+        return
+    click.echo(f"Kept the {name} that is there.")
+    try:
+        config = read_dataset_config(root, name, allow_imports=True)  # reads names of classes, and imports none
+    except DatasetError as error:
+        click.echo(f"Warning: {error}", err=True)
+        return
+    if config.get("__class__", STANDARD) == STANDARD:  # the keys of another class are its own
+        warn_of_lost_parts(config.get("field_map", {}), part_names)
 
 
 @click.command("prepare-media")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from energon_dali.errors import ConfigError, DatasetError, StorageError
 from energon_dali.samples.description import describe
 from energon_dali.samples.transfer import attributes_of
 from energon_dali.shards import JsonlFile, WebdatasetFolder
-from energon_dali.shards.documents.content import show_count
+from energon_dali.shards.documents.content import printable, printable_lines, show_count
 from energon_dali.shards.measures.places import MeasuredData, describe_measures, measures_of_sample
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 _SHADES = " .:-=+*#%@"
 """Letters from dark to bright."""
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-"""Control characters, except tabs."""
 
 
 @click.command("preview")
@@ -77,14 +74,15 @@ def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> 
     opened = ScanSource(path, **options).open()
     try:
         raw = opened.read(index)
-        click.echo(f"{raw.key}, sample {index:,} of {path}, in {raw.shard}")
+        click.echo(printable(f"{raw.key}, sample {index:,} of {path}, in {raw.shard}"))
         for name, content in raw.parts.items():
-            click.echo(f"  part {name}: {len(content):,} bytes")
+            click.echo(printable(f"  part {name}: {len(content):,} bytes"))
         try:
             sample = opened.make(raw)
             check_media(sample)
         except Exception as error:  # the dataset's own code and codecs may raise anything
-            raise click.ClickException(f"This sample fails. {type(error).__name__}: {error}") from error
+            reason = printable_lines(f"{type(error).__name__}: {error}")
+            raise click.ClickException(f"This sample fails. {reason}") from error
         if opened.note:
             click.echo(opened.note, err=True)
         click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
@@ -144,19 +142,14 @@ def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
         colours: Draw images in 24-bit colour, instead of letters.
     """
     values = values_of(sample)
-    yield _printable(f"{values.get('__key__')} ({type(sample).__name__})")
+    yield printable(f"{values.get('__key__')} ({type(sample).__name__})")
     for source in values.get("__sources__") or ():
-        yield _printable(f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}")
+        yield printable(f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}")
     if values.get("__subflavors__"):
-        yield _printable(f"  subflavors: {values['__subflavors__']}")
+        yield printable(f"  subflavors: {values['__subflavors__']}")
     for name, value in values.items():
         if not name.startswith("__"):
             yield from _lines(name, value, width, colours)
-
-
-def _printable(line: str) -> str:
-    """Returns a line without control characters, with which texts of a dataset could command the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
 def _lines(name: str, value: Any, width: int, colours: bool) -> Iterator[str]:
@@ -164,11 +157,11 @@ def _lines(name: str, value: Any, width: int, colours: bool) -> Iterator[str]:
         for number, item in enumerate(value):
             yield from _lines(f"{name}[{number}]", item, width, colours)
     elif hasattr(value, "tobytes") and hasattr(value, "mode"):
-        yield f"  {name}: {value.mode} image, {value.width} x {value.height}"
+        yield printable(f"  {name}: {value.mode} image, {value.width} x {value.height}")
         yield from draw(value, width, colours=colours)
     else:
-        first, *rest = map(_printable, (value if isinstance(value, str) else describe(value)).splitlines() or [""])
-        yield f"  {name}: {first}"
+        first, *rest = map(printable, (value if isinstance(value, str) else describe(value)).splitlines() or [""])
+        yield f"  {printable(name)}: {first}"
         yield from (f"    {line}" for line in itertools.islice(rest, 50))
 
 
@@ -229,9 +222,9 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
         reports = share if not reports else [join_reports(*pair) for pair in zip(reports, share, strict=True)]
     for report in reports:
         count = "" if report.num_samples is None else f"{report.num_samples:,} samples, "
-        click.echo(f"{report.name}: {count}errors: {len(report.flaws):,}")
+        click.echo(printable(f"{report.name}: {count}errors: {len(report.flaws):,}"))
         for flaw in sorted(report.flaws, key=lambda flaw: (flaw.shard, flaw.key)):
-            click.echo(str(flaw))
+            click.echo(printable(str(flaw)))
     if any(report.flaws for report in reports):
         raise SystemExit(1)
     click.echo("Done. Nothing is wrong.")

@@ -54,6 +54,8 @@ class Loss:
             most: Most columns.
         """
         start, stop = np.searchsorted(self.steps, [first, last + 1]).tolist()
+        if start == stop:
+            return []
         width = max(1, -(-(last - first + 1) // most))
         groups = (self.steps[start:stop] - first) // width
         borders = np.flatnonzero(np.diff(groups, prepend=-1)).tolist()

@@ -65,7 +65,7 @@ def find_images(
         return []
     if np.iscomplexobj(array):
         return []
-    joined = list(_joined_patches(array, others))
+    joined = list(_joined_patches(name, array, others))
     pixels = None if joined else _channels_last(array)
     if pixels is None:
         return [show_image(image, note, normalisation) for image, note in joined]
@@ -117,20 +117,20 @@ def _tile_grid(name: str, count: int, others: Mapping[str, Any]) -> tuple[int, i
 # --- patches -------------------------------------------------------------------------------------------------------
 
 
-def _joined_patches(array: npt.NDArray[Any], others: Mapping[str, Any]) -> Iterator[tuple[FloatArray, str]]:
+def _joined_patches(name: str, array: npt.NDArray[Any], others: Mapping[str, Any]) -> Iterator[tuple[FloatArray, str]]:
     """Yields the images whose patches a field holds, in the order and the grid that another field gives."""
     if array.ndim == 4 and max(array.shape[-2:]) <= _LARGEST_PATCH:
         array = array.reshape(len(array), -1)
     if array.ndim not in (2, 3) or (not np.issubdtype(array.dtype, np.floating) and array.dtype != np.uint8):
         return
-    grids = _patch_grids(others)
+    grids = _patch_grids(name, others)
     if grids is None:
         return
     if array.ndim == 3:  # (B, N, D): one image per row, padded at its end
         rows = [(array[row], grids[row]) for row in range(min(len(array), len(grids)))]
     else:
         ends = np.cumsum(grids.prod(1))
-        if not len(ends) or ends[-1] > len(array):
+        if ends[-1] > len(array) or array[ends[-1] :].any():  # patches of anything else; padding is zero
             return
         rows = [(array[end - int(grid.prod()) : end], grid) for end, grid in zip(ends, grids, strict=True)]
     for patches, (frames, height, width) in rows[:MAX_IMAGES]:
@@ -139,9 +139,13 @@ def _joined_patches(array: npt.NDArray[Any], others: Mapping[str, Any]) -> Itera
             yield from join_patches(np.asarray(patches[:count], np.float32), int(frames), int(height), int(width))
 
 
-def _patch_grids(others: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
-    """Returns int64[images, 3]: frames, rows and columns of the patches of each image; None if no field says so."""
-    for other, value in others.items():
+def _patch_grids(name: str, others: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
+    """Returns int64[images, 3]: frames, rows and columns of the patches of each image; None if no field says so.
+
+    Of two grids, that of videos is for the field `name` if it names videos, and the other one if it does not.
+    """
+    is_video = _names_video(name)
+    for other, value in sorted(others.items(), key=lambda item: _names_video(item[0]) != is_video):
         words = other.rpartition(".")[2].lower()
         if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer) or not value.size:
             continue
@@ -151,6 +155,10 @@ def _patch_grids(others: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
             pairs = value.reshape(-1, 2).astype(np.int64)
             return np.concatenate([np.ones((len(pairs), 1), np.int64), pairs], 1)
     return None
+
+
+def _names_video(name: str) -> bool:
+    return "video" in name.rpartition(".")[2].lower()
 
 
 def join_patches(patches: FloatArray, frames: int, height: int, width: int) -> Iterator[tuple[FloatArray, str]]:
@@ -296,11 +304,15 @@ def to_uint8(image: npt.NDArray[Any], normalisation: Normalisation | None = None
 
     Args:
         image: (H, W, C), of any number type. Floats are 0 to 1, -1 to 1, normalised by a mean and a standard
-            deviation, or anything else.
+            deviation, or anything else; integers are 0 to 255, or anything else.
         normalisation: Mean and standard deviation, if known.
     """
     if not np.issubdtype(image.dtype, np.floating):
-        return np.clip(image, 0, 255).astype(np.uint8), ""
+        low, high = int(image.min()), int(image.max())
+        if low >= 0 and high <= 255:
+            return image.astype(np.uint8), ""
+        stretched = (image.astype(np.float64) - low) / (high - low or 1)
+        return _bytes(stretched, 1.0), f"{low} to {high} shown as black to white"
     values = np.nan_to_num(image.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     least, most = float(values.min()), float(values.max())
     if normalisation is not None and len(normalisation[0]) in (1, values.shape[2]):

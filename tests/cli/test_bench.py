@@ -276,3 +276,6 @@ def test_the_commands_print_rates_and_settings(folder: Path, monkeypatch: pytest
     assert told.exit_code == 0, told.output
     assert "num_workers=2, num_streams=8 * world_size" in told.output
     assert {setting.decoder for setting in measured} >= {"own", "dali-cpu"}
+    told = CliRunner().invoke(main, ["tune", *options, "--seconds", "5", "--most-workers", "2", "--write", "/proc/x/y"])
+    assert told.exit_code == 1, "the file cannot be written"
+    assert "num_workers=2, num_streams=8 * world_size" in told.output

@@ -151,8 +151,26 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     code, text = run("redist", *paths, tmp_path, "--new-world-size", 2)
     assert (code, paths[0].read_bytes()) == (1, before)
     assert "already exists" in text
-    assert run("redist", *paths, tmp_path, "--new-world-size", 2, "--force-overwrite")[0] == 0
+    code, text = run("redist", *paths, tmp_path, "--new-world-size", 2, "--force-overwrite")
+    assert code == 0
     assert paths[0].read_bytes() != before
+    assert f"also holds {paths[2].name}" in text, "a file of the third rank is left"
+    assert paths[1].name not in text.partition("also holds")[2]
+    code, text = run("info", tmp_path)
+    assert code == 1
+    assert "These states are of 2 and of 3 ranks" in text
+    paths[2].unlink()
+    assert run("info", tmp_path)[0] == 0
+    assert "also holds" not in run("redist", tmp_path, tmp_path / "other", "--new-world-size", 2)[1]
+
+
+def test_info_counts_no_stream_twice(tmp_path: Path) -> None:
+    early, late = rank_states(2, 14), rank_states(2, 24)
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps([*early, late[1]]))
+    code, text = run("info", path)
+    assert code == 1
+    assert "Streams 1, 3, 5 are in more than one of these states" in text
 
 
 def test_files_that_hold_no_whole_state(tmp_path: Path) -> None:

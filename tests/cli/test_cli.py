@@ -31,6 +31,7 @@ def ok(*words: object, answers: str = "") -> str:
 
 
 QUIET = ("--non-interactive", "--no-progress", "--num-workers", 1)
+RATIO = ("--non-interactive", "--split-ratio", "1,0,0")
 
 
 def dataset_yaml(root: Path, name: str = "dataset.yaml") -> Any:
@@ -234,6 +235,11 @@ def test_media_tables(tmp_path: Path) -> None:
             ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"a": "b"}'),
             "which TextSample does not have",
         ),
+        (
+            (*RATIO, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg"}'),
+            "--field-map lacks caption, which CaptioningSample needs",
+        ),
+        ((*RATIO, "--sample-type", "VQASample", "--field-map", "{}"), "lacks context, image"),
         (("--tar-index-only", "--media-metadata-by-header"), "cannot be combined"),
         (("--non-interactive", "--split-ratio", "1,0,0", "--exclude", "tar"), "holds no .tar file"),
     ],
@@ -351,3 +357,57 @@ def test_a_command_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) 
 def test_an_unknown_command_and_the_list_of_all() -> None:
     assert "No such command 'infos'" in run("infos").output
     assert all(name in ok("--help") for name in ("checkpoint", "doctor", "info", "lint", "prepare", "prepare-media"))
+
+
+@pytest.mark.parametrize("command", ["info", "lint", "plan", "prepare", "prepare-media", "preview", "view"])
+def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, command: str) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xe9")
+    captions(folder)
+    prepare_dataset(str(folder.rename(tmp_path / "good")))
+    (tmp_path / "good").rename(folder)
+    more = {"plan": ("--step", 0), "prepare-media": ("--media-metadata-by-header",)}
+    done = run(command, folder, *more.get(command, ()))
+    assert done.exit_code == 1
+    assert "is not valid UTF-8. Rename the folder" in done.output
+
+
+def test_names_do_not_command_the_terminal(tmp_path: Path) -> None:
+    for shard, image in (("a\x1b[2J.tar", b"x"), ("b.tar", jpeg(8, 9))):
+        write_tar(tmp_path / shard, {f"{shard[0]}\x1b]0;k\x07.{part}": image for part in ("jpg", "t\x1bxt")})
+    prepare = ("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    first = ok(*prepare)
+    assert "- a\\x1b[2J.tar" in first
+    assert "a\\x1b]0;k\\x07" in first
+    assert "jpg, t\\x1bxt" in first
+    words = ("--sample-type", "TextSample", "--force-overwrite", "--field-map", '{"text": "txt"}')
+    shown = [first, ok(*prepare, *words), ok("plan", tmp_path, "--step", 0, "--batch-size", 1)]
+    shown.append(run("lint", tmp_path).output)
+    shown.append(run("preview", tmp_path, "--count", 1).output)
+    (tmp_path / ".nv-meta" / "dataset.yaml").write_text("__class__: CrudeWebdataset")
+    shown.append(ok("preview", tmp_path, "--count", 1))
+    shown += [run("preview", tmp_path, "--index", number).output for number in range(2)]
+    for text in shown:
+        assert "\\x1b" in text, text
+        assert not {"\x1b", "\x07"} & set(text), text
+
+
+def test_a_dataset_yaml_that_is_there_is_kept(tmp_path: Path) -> None:
+    captions(tmp_path)
+    prepare = ("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--force-overwrite")
+    assert "You will have to add a dataset.yaml manually." in ok(*prepare)
+    ok(*prepare, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg", "caption": "txt"}')
+    kept = dataset_yaml(tmp_path)
+    for words in ((), ("--skip-dataset-yaml",)):
+        told = ok(*prepare, *words)
+        assert "Kept the dataset.yaml that is there." in told
+        assert "manually" not in told
+        assert "Warning" not in told
+    captions_of_another_kind = {"a.png": b"", "a.txt": b""}
+    for shard in tmp_path.glob("*.tar"):
+        write_tar(shard, {shard.stem + name: content for name, content in captions_of_another_kind.items()})
+    assert "Warning: no sample has a part 'jpg' for the field 'image'; there are png, txt." in ok(*prepare)
+    assert dataset_yaml(tmp_path) == kept
+    (tmp_path / ".nv-meta" / "dataset.yaml").write_text("sample_type: [")
+    told = ok(*prepare)
+    assert "Warning: " in told
+    assert "dataset.yaml" in told

@@ -82,3 +82,25 @@ def test_some_values(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_values(data: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     check(data, [case for case in cases() if case[0] == command])
+
+
+def float_options() -> list[tuple[str, str]]:
+    """Returns all (command, option) whose value is a number with a fraction."""
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    return [
+        (name, option.opts[0])
+        for name, command in commands.items()
+        for option in (command.params if command is not None else ())
+        if isinstance(option, click.Option) and isinstance(option.type, click.types.FloatParamType)
+    ]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_numbers_that_are_not_finite_are_refused(value: str) -> None:
+    options = float_options()
+    assert ("plan", "--max-moved") in options
+    for name, option in options:
+        done = CliRunner().invoke(main, [name, f"{option}={value}", "/"])
+        assert done.exit_code == 2, (name, option)
+        assert "not in the range" in done.output or "is not a finite number" in done.output, done.output

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
+from energon_dali.errors import DatasetFormatError, ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.read_ahead import GAP_BYTES, GAP_SHARE, REQUEST_BYTES, PlannedReads, join_runs, read_planned
 from energon_dali.shards.storage import WindowReader, local, retry
@@ -214,6 +214,17 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         StoragePath.of("ftp://x/y")
     with pytest.raises(StorageError, match="not in the local file system"):
         _ = StoragePath.of("s3://bucket/x").local
+
+
+def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for path in (folder, f"{folder}/x.jsonl", "x.jsonl", "s3://bucket/\udce9"):
+        with pytest.raises(DatasetFormatError, match=r"udce9.* is not valid UTF-8\. Rename the folder") as raised:
+            StoragePath.of(path)
+        str(raised.value).encode()
+    assert StoragePath.of(tmp_path / "bé").name == "bé"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

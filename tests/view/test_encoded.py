@@ -177,6 +177,24 @@ def test_patches_are_put_back_together(photograph: Any) -> None:
     assert np.abs(shown(images[1]).astype(int) - photograph).max() <= 1
     assert find_images("pixel_values", patches, {}) == []
     assert find_images("pixel_values", patches, {"image_grid_thw": np.array([[1, 80, 12]])}) == []
+    assert find_images("pixel_values", patches, {"image_grid_thw": np.array([[1, 4, 12]])}) == []
+
+
+@pytest.mark.parametrize("stem", ["", "batch."])
+def test_images_and_videos_each_have_their_own_grid(photograph: Any, stem: str) -> None:
+    patches = patches_of_qwen(photograph)
+    grids = {f"{stem}image_grid_thw": np.array([[1, 12, 8]]), f"{stem}video_grid_thw": np.array([[1, 8, 12]])}
+    for others in (grids, dict(reversed(grids.items()))):
+        (video,) = find_images(f"{stem}pixel_values_videos", patches, others)
+        assert np.abs(shown(video).astype(int) - photograph).max() <= 1
+        (image,) = find_images(f"{stem}pixel_values", patches, others)
+        assert (image.width, image.height) == (8 * 14, 12 * 14)
+
+
+def test_one_padded_list_of_patches_is_put_back_together(photograph: Any) -> None:
+    patches = np.concatenate([patches_of_siglip(photograph), np.zeros((4, 588), np.float32)])
+    (image,) = find_images("pixel_values", patches, {"spatial_shapes": np.array([8, 12])})
+    assert np.abs(shown(image).astype(int) - photograph).max() <= 1
 
 
 def test_tiles_are_put_back_together_where_their_grid_is_known(photograph: Any) -> None:
@@ -210,6 +228,14 @@ def test_numbers_that_are_no_colours_are_still_shown() -> None:
     pixels, note = to_uint8(image)
     assert pixels.shape == (8, 9, 1)
     assert "shown as black to white" in note
+    with_negative = np.array([[[-1], [0], [254]]], np.int16)
+    assert to_uint8(with_negative)[0].ravel().tolist() == [0, 1, 255]
+    assert to_uint8(with_negative)[1] == "-1 to 254 shown as black to white"
+    of_16_bits = np.array([[[2000], [4000], [6000]]], np.uint16)
+    for normalisation in (None, ((0.5,), (0.5,))):
+        pixels, note = to_uint8(of_16_bits, normalisation)
+        assert (pixels.ravel().tolist(), note) == ([0, 128, 255], "2000 to 6000 shown as black to white")
+    assert to_uint8(np.array([[[2], [255]]], np.int64))[0].ravel().tolist() == [2, 255]
     assert find_images("x", np.zeros((3, 0, 8)), {}) == []
     assert find_images("x", np.zeros((3, 8, 8), bool), {}) == []
 

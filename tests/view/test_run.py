@@ -183,9 +183,20 @@ def test_a_run_without_states_shows_its_loss(run: SavedRun, tmp_path: Path) -> N
     with serving(run.folder / "a", tmp_path / "scans", loss=str(run.folder / "loss.csv")) as server:
         assert "Nothing says which samples" in server.ask("/run").text
         assert "Nothing says which samples" in server.ask("/run/step/2").text
+        assert "steps 5 to 5" in server.ask("/run?from=5&to=1").text
     with serving(run.folder / "a", tmp_path / "scans") as server:
         assert server.ask("/run").status == 404
         assert 'href="/run"' not in server.ask("/data/0").text
+
+
+def test_a_range_without_a_logged_step_is_an_empty_chart(run: SavedRun, tmp_path: Path) -> None:
+    file = tmp_path / "rare.csv"
+    file.write_text("step,loss\n0,3\n100,2\n200,1\n")
+    with serving(run.folder / "a", tmp_path / "scans", loss=str(file)) as server:
+        for given, steps in (("from=10&to=50", "10 to 50"), ("from=50&to=10", "50 to 50")):
+            answer = server.ask(f"/run?{given}")
+            assert (answer.status, f"steps {steps}" in answer.text) == (200, True)
+            assert 'class="hit"' not in answer.text
 
 
 def test_what_cannot_be_a_run_is_an_error(run: SavedRun, tmp_path: Path) -> None:

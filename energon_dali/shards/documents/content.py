@@ -118,6 +118,20 @@ def excerpt_names(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else "")
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+"""Control characters, except tabs."""
+
+
+def printable(line: str) -> str:
+    """Returns a line without control characters, with which texts of a dataset could command the terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+
+
+def printable_lines(text: str) -> str:
+    """Returns a text of several lines, each as `printable` returns it."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
 _LEADS_OUT = re.compile(r"(?:^|/)\.\.(?:/|$)|^/|^$|\0|://")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from energon_dali.errors import ConfigError, StorageError
+from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.forks import drop_in_child, storage_in_use
 from energon_dali.shards.storage.local import LocalBackend
@@ -69,6 +69,7 @@ class StoragePath:
         Raises:
             StorageError: The path is empty, the scheme of the URL is unknown, or a dss:// path cannot be resolved.
             ConfigError: It is neither text nor a path.
+            DatasetFormatError: It is not valid UTF-8, in which paths are stored and printed.
         """
         if isinstance(path, StoragePath):
             return path
@@ -79,9 +80,9 @@ class StoragePath:
             raise StorageError("The path is empty. Give the path of a file or folder, such as . for this folder.")
         scheme, separator, _ = text.partition("://")
         if not separator:
-            return cls(os.path.abspath(os.path.expanduser(text)))
+            return cls(_checked(os.path.abspath(os.path.expanduser(text))))
         if scheme == "file":
-            return cls(os.path.abspath(unquote(urlsplit(text).path)))
+            return cls(_checked(os.path.abspath(unquote(urlsplit(text).path))))
         if scheme == "dss":
             return cls.of(dss_location(text))
         if scheme not in PROTOCOLS:
@@ -93,7 +94,7 @@ class StoragePath:
             urlsplit(text)
         except ValueError as error:
             raise StorageError(f"{text} is not a URL: {error}. Correct its host.") from error
-        return cls(text.rstrip("/"))
+        return cls(_checked(text.rstrip("/")))
 
     @property
     def is_local(self) -> bool:
@@ -272,6 +273,19 @@ class StoragePath:
                 "that every process imports, such as that of the task encoder."
             )
         return backend_of(self.url)
+
+
+def _checked(url: str) -> str:
+    """Returns a path or URL that is valid UTF-8.
+
+    Raises:
+        DatasetFormatError: It is not.
+    """
+    try:
+        url.encode()
+    except UnicodeEncodeError as error:
+        raise DatasetFormatError(f"The path {url!r} is not valid UTF-8. Rename the folder or file.") from error
+    return url
 
 
 def dss_location(url: str) -> str:

@@ -12,6 +12,8 @@ from energon_dali.shards.documents.content import (
     check_inner_paths,
     excerpt,
     excerpt_names,
+    printable,
+    printable_lines,
     read_content,
 )
 
@@ -88,3 +90,8 @@ def test_an_excerpt_is_short_whatever_the_value() -> None:
     assert excerpt({"a": [1, "b"]}) == "{'a': [1, 'b']}"
     assert excerpt_names(["x" * 1000] * 1000).endswith("... and 990 more")
     assert len(excerpt_names(["x" * 1000] * 1000)) < 1100
+
+
+def test_a_printable_text_has_no_control_characters() -> None:
+    assert printable_lines("a\x1b[2J\nb") == "a\\x1b[2J\nb"
+    assert printable("a\x1b[2Jb\nc\td\x9b\x7fé") == "a\\x1b[2Jb\\x0ac\td\\x9b\\x7fé"
