@@ -15,7 +15,7 @@ import numpy as np
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan.balance import Balance, deal_balanced, sum_by_slot
-from energon_dali.plan.costs import TERM_COLUMNS, terms_of
+from energon_dali.plan.costs import TERM_COLUMNS, Cost, terms_of
 from energon_dali.plan.global_step import Items, MicroBatch, Step, deal, part_of
 from energon_dali.plan.job_steps import JobSteps
 from energon_dali.plan.measured_rows import MeasuredRows
@@ -183,12 +183,15 @@ class GlobalBatchPlan(JobSteps):
 
         Args:
             items: Of a plan with a balance.
+
+        Raises:
+            ConfigError: A cost of the user's returns something else.
         """
         assert self.balance is not None
         assert self.measured is not None, "the constructor checks it"
         cost = self.balance.cost
         values = {name: np.maximum(self.measured.of(name, items.rows), 0) for name in cost.columns}
-        return items.sums(cost.of(values))
+        return items.sums(_checked_costs(cost, cost.of(values), len(items.units)))
 
     def _rows_of_job(self, start: int, stop: int) -> Rows:
         """Returns units. Those of many steps are planned together: planning has a cost per source."""
@@ -331,3 +334,24 @@ class GlobalBatchPlan(JobSteps):
         ranks = f"{self.world_size} ranks, micro-batches of {self.micro_batch_size}"
         lines = [f"GlobalBatchPlan({size}, {ranks}, from step {self.start.step})"]
         return "\n".join([*lines, *("  " + line for line in str(self.units).splitlines())])
+
+
+def _checked_costs(cost: Cost, found: object, n: int) -> Int64Array:
+    """Returns what a cost returned for n samples.
+
+    Raises:
+        ConfigError: It is not int64[n, 2], at least 0.
+    """
+    if not isinstance(found, np.ndarray):
+        what = f"a {type(found).__name__}"
+    else:
+        what = f"{found.dtype}{list(found.shape)}"
+        if found.dtype.kind in "iu" and np.can_cast(found.dtype, np.int64) and found.shape == (n, 2):
+            least = found.min(initial=0)
+            if least >= 0:
+                return found.astype(np.int64, copy=False)
+            what += f" with numbers down to {least}"
+    raise ConfigError(
+        f"{type(cost).__name__}.of returned {what} for {n} samples. A cost must return int64[{n}, 2], at least 0: what "
+        "each sample costs the vision encoder and the language model."
+    )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,11 @@ from benchmarks.balance_mixture import draw_packs, sum_over_packs
 from energon_dali.errors import ArgumentError, ConfigError
 from energon_dali.plan.balance import ORDERS, PER, Balance, Order, Per, balance_of, bound_of, deal_balanced, loads_of
 from energon_dali.plan.costs import ColumnCost, TransformerCost
+from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.plan.global_step import deal
+from energon_dali.plan.packs import PackRule
 from energon_dali.plan.rng import Int64Array
+from tests.plan.test_packs import packed, source
 
 MODEL = TransformerCost(4096, 32, vision_hidden_size=1280, vision_layers=32)
 BALANCES = [Balance(ColumnCost(), per=per, order=order) for per in PER for order in ORDERS]
@@ -266,6 +271,59 @@ def test_invalid_options(wrong: dict[str, Any], said: str) -> None:
 def test_wrong_names_are_explained() -> None:
     with pytest.raises(ArgumentError, match="per"):
         Balance(ColumnCost(), pre="step")  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Returns:
+    """A cost that returns what a function makes of the tokens."""
+
+    function: Callable[[Int64Array], Any]
+    columns: tuple[str, ...] = ("tokens",)
+
+    def of(self, values: Mapping[str, Int64Array]) -> Any:
+        return self.function(values["tokens"])
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda tokens: np.stack([tokens, tokens * 1.5], axis=1), r"float64\[{n}, 2\] for"),
+        (lambda tokens: np.full((len(tokens), 2), np.nan), r"float64\[{n}, 2\] for"),
+        (lambda tokens: tokens, r"int64\[{n}\] for"),
+        (lambda tokens: np.stack([tokens] * 3, axis=1), r"int64\[{n}, 3\] for"),
+        (lambda tokens: np.stack([tokens, tokens], axis=1)[1:], r"int64\[{less}, 2\] for"),
+        (lambda tokens: np.stack([tokens, tokens], axis=1).astype(np.uint64), r"uint64\[{n}, 2\] for"),
+        (lambda tokens: [[0, int(one)] for one in tokens], "a list for"),
+        (lambda tokens: np.stack([tokens, 2 - tokens], axis=1), r"int64\[{n}, 2\] with numbers down to -\d+ for"),
+    ],
+)
+def test_what_a_cost_of_a_user_returns_is_checked(
+    function: Callable[[Int64Array], Any], said: str, packs: bool
+) -> None:
+    plan, n = plan_with(Returns(function), packs=packs)
+    said = said.replace("{n}", str(n)).replace("{less}", str(n - 1))
+    with pytest.raises(ConfigError, match=rf"Returns\.of returned {said} {n} samples.*int64\[{n}, 2\], at least 0"):
+        plan.dealt(plan.step_at(0, 0), 0)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_small_integers_are_costs_and_their_sums_do_not_overflow(packs: bool) -> None:
+    def small(tokens: Int64Array) -> Any:
+        return np.stack([tokens * 0, tokens * 0 + 100], axis=1).astype(np.int8)
+
+    plan, n = plan_with(Returns(small), packs=packs)
+    sums = plan.sums_by_slot(plan.step_at(0, 0))[1]
+    assert sums is not None
+    assert sums.sum((0, 1)).tolist() == [0, 100 * n]
+
+
+def plan_with(cost: Returns, *, packs: bool) -> tuple[GlobalBatchPlan, int]:
+    """Returns (a plan that is balanced by a cost, samples of its first step)."""
+    plan = packed(source(97), [97], rule=PackRule(64, window=40), balance=Balance(cost))
+    if packs:
+        return plan, plan.step_at(0, 0).size
+    return GlobalBatchPlan(source(97), 6, 1, 1, 1, measured=plan.measured, balance=plan.balance), 6
 
 
 def test_sums_over_micro_batches_are_no_less_equal_than_without_balance() -> None:

@@ -14,9 +14,7 @@ from energon_dali.loader.cuda_handoff import pin_for_trainer
 from energon_dali.loader.deferred_close import close_when_collected
 from energon_dali.loader.savable_loader import without_failures
 from energon_dali.loader.sharing.link import Link, RemoteFailure
-from energon_dali.loader.sharing.messages import (
-    Course,
-)
+from energon_dali.loader.sharing.messages import Course, Sizes
 from energon_dali.loader.sharing.reader import PublishingPrefetcher, SharingLoader, hello_of, publisher_of
 from energon_dali.samples.transfer import move
 from energon_dali.shards.storage.forks import drop_in_child
@@ -53,6 +51,8 @@ class FollowerLoader(SharingLoader[T]):
         self._auto = None
         self._is_stale = False
         """Whether a call changed the state, which the next batch brings."""
+        self._is_resized = False
+        """Whether `resize` was called after the last batch."""
         self._consumed: int | None = None
         """The samples that `start_at` named, until the next batch."""
         self._number = group.next_number()
@@ -62,7 +62,20 @@ class FollowerLoader(SharingLoader[T]):
         drop_in_child(self._link)
 
     def __len__(self) -> int:
-        return self._link.welcome().length
+        return self._sizes_now().length
+
+    def _sizes_now(self) -> Sizes:
+        """Returns the sizes of the loader of the rank that reads.
+
+        Raises:
+            StateError: `resize` was called after the last batch.
+        """
+        if self._is_resized:
+            raise StateError(
+                "This rank follows another one, and after resize it receives its length and micro_batches_per_step "
+                "with the next batch. Take a batch first."
+            )
+        return self._link.sizes()
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         change = pin_for_trainer if options.pin_memory else None
@@ -85,7 +98,7 @@ class FollowerLoader(SharingLoader[T]):
 
     def _note_arrival(self) -> None:
         """Notes that a batch, or the end of an epoch, arrived with its state."""
-        self._link.is_failing = self._is_stale = False
+        self._link.is_failing = self._is_stale = self._is_resized = False
         self._consumed = None
 
     def close(self) -> None:
@@ -148,7 +161,8 @@ class FollowerLoader(SharingLoader[T]):
         self._check_global_batches("consumed_samples")
         if self._consumed is not None:
             return self._consumed
-        return cursor_of(self._snapshot or pickle.loads(self._link.welcome().state)).unit
+        cursor = cursor_of(self._snapshot or pickle.loads(self._link.welcome().state))
+        return cursor.packs if self._link.sizes().counts_packs else cursor.unit
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -156,17 +170,19 @@ class FollowerLoader(SharingLoader[T]):
 
         Raises:
             ConfigError: The loader has no global batches.
+            StateError: `resize` was called after the last batch.
         """
-        return self._check_global_batches("micro_batches_per_step")
+        self._check_global_batches("micro_batches_per_step")
+        number = self._sizes_now().micro_batches_per_step
+        assert number is not None, "it was checked"
+        return number
 
-    def _check_global_batches(self, what: str) -> int:
-        number = self._link.welcome().micro_batches_per_step
-        if number is None:
+    def _check_global_batches(self, what: str) -> None:
+        if self._link.sizes().micro_batches_per_step is None:
             raise ConfigError(
                 f"{what} belongs to global batches, and this loader has none. Give get_train_dataset the option "
                 "global_batch_size."
             )
-        return number
 
     def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
         """Expects that the rank that reads continues there; see SavableDataLoader.start_at."""
@@ -175,7 +191,10 @@ class FollowerLoader(SharingLoader[T]):
 
     def resize(self, rank: int, world_size: int) -> None:
         """Expects that the rank that reads continues with another number of ranks; see SavableDataLoader.resize."""
+        old = self.worker_config
+        self.worker_config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
         self._note_call("resize", rank=rank, world_size=world_size)
+        self._is_resized = True
 
     def set_weights(
         self,
@@ -204,12 +223,14 @@ class RelayLoader(FollowerLoader[T]):
         self._publisher = publisher_of(self, self._number, self._link.welcome(), self._options.prefetch_factor)
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
-        def state_after(snapshot: State, *, ends_epoch: bool) -> State:
-            return snapshot
+        link = self._link
+
+        def report_after(snapshot: State, *, ends_epoch: bool) -> tuple[State, Sizes]:
+            return snapshot, link.sizes()
 
         inner = super()._start_prefetcher(options)
         return PublishingPrefetcher(
-            inner, self._publisher, self._course, self._count, state_after, self._watchdog, options.prefetch_factor
+            inner, self._publisher, self._course, self._count, report_after, self._watchdog, options.prefetch_factor
         )
 
 

@@ -23,6 +23,7 @@ from energon_dali.loader.sharing.messages import (
     Goodbye,
     Hello,
     Payload,
+    Sizes,
     Took,
     Waiting,
     Welcome,
@@ -73,6 +74,8 @@ class Link:
         self._watchdog = watchdog
         self._channel: AnyChannel | None = None
         self._welcome: Welcome | None = None
+        self._sizes: Sizes | None = None
+        """Those of the last element that was asked for."""
         self._arenas: dict[int, tuple[int, int]] = {}
         """Descriptor and size of each arena that may be used again."""
         self._seen = SeenArenas()
@@ -109,6 +112,10 @@ class Link:
             )
         return self._welcome
 
+    def sizes(self) -> Sizes:
+        """Returns those of the last element that was asked for, or of the welcome; see `welcome`."""
+        return self._sizes or self.welcome().sizes
+
     def _send(self, message: Hello | Took) -> None:
         assert self._channel is not None
         try:
@@ -143,7 +150,9 @@ class Link:
             for number, kept in list(self._kept.items()):
                 if kept.element.course != course:
                     self._drop(number)  # sent before a call that changed what follows
-        return self._kept[given]
+        kept = self._kept[given]
+        self._sizes = kept.element.sizes
+        return kept
 
     def _drop(self, number: int) -> None:
         kept = self._kept.pop(number)

@@ -54,13 +54,23 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
-    """The reader describes its dataset to a follower."""
+class Sizes:
+    """What followers say of the dataset, which they do not open. `resize` changes it."""
 
     length: int
     """Batches of a rank in an epoch."""
     micro_batches_per_step: int | None
     """None without global batches."""
+    counts_packs: bool
+    """Whether steps are made of packs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The reader describes its dataset to a follower."""
+
+    sizes: Sizes
+    """Those before `resize` was called."""
     state: bytes
     """The pickled state of the reader's loader before anything was taken or restored."""
     refusal: str | None = None
@@ -92,6 +102,7 @@ class Element:
     """Elements, and ends of epochs, that were delivered before."""
     state: bytes
     """The pickled state of the reader's loader after it."""
+    sizes: Sizes
     ends_epoch: bool
     payload: Payload | None
     """None at the end of an epoch."""

@@ -24,6 +24,7 @@ from energon_dali.loader.sharing.messages import (
     Goodbye,
     Hello,
     Payload,
+    Sizes,
     Took,
     Waiting,
     Welcome,
@@ -220,7 +221,7 @@ class Publisher:
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
-    def publish(self, course: Course, number: int, batch: Any, state: State, *, ends_epoch: bool) -> None:
+    def publish(self, course: Course, number: int, batch: Any, state: State, sizes: Sizes, *, ends_epoch: bool) -> None:
         """Sends an element to all followers that do not have it.
 
         Args:
@@ -228,6 +229,7 @@ class Publisher:
             number: Number of the element.
             batch: The batch; None at the end of an epoch.
             state: The state of the loader after it.
+            sizes: Those of the loader.
             ends_epoch: Whether it is the end of an epoch.
         """
         receivers = [one for one in self._followers.values() if not one.is_gone and one.sent <= number]
@@ -238,7 +240,7 @@ class Publisher:
         here: set[int] = set()
         for one in receivers:
             own, descriptors = self._payload_for(one, payload, arena)
-            if self._send(one, Element(course, number, pickled, ends_epoch, own), descriptors):
+            if self._send(one, Element(course, number, pickled, sizes, ends_epoch, own), descriptors):
                 one.sent = number + 1
                 if arena is not None and not isinstance(one.channel, RemoteChannel):
                     here.add(one.hello.rank)

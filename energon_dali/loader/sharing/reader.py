@@ -19,8 +19,9 @@ from energon_dali.loader.deferred_close import close_when_collected
 from energon_dali.loader.prefetcher import DirectPrefetcher, Prefetcher, ThreadPrefetcher
 from energon_dali.loader.savable_loader import SavableDataLoader, make_state
 from energon_dali.loader.sharing.connections import reception_of
-from energon_dali.loader.sharing.messages import Course, Hello, Welcome
+from energon_dali.loader.sharing.messages import Course, Hello, Sizes, Welcome
 from energon_dali.loader.sharing.publisher import Publisher
+from energon_dali.plan.packed_batches import PackedBatchPlan
 from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.forks import drop_in_child
 
@@ -92,29 +93,30 @@ class ReaderLoader(SharingLoader[T]):
             )
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that read for others"
-        batches = self._tree.global_batches
         first = self._make_state(self._delivered())
-        welcome = Welcome(
-            dataset.len_rank(),
-            None if batches is None else batches.micro_batches_per_step,
-            pickle.dumps(first, protocol=5),
-        )
+        welcome = Welcome(self._sizes(), pickle.dumps(first, protocol=5))
         self._publisher = publisher_of(self, group.next_number(), welcome, self._options.prefetch_factor)
 
+    def _sizes(self) -> Sizes:
+        batches = self._tree.global_batches
+        per_step = None if batches is None else batches.micro_batches_per_step
+        return Sizes(len(self), per_step, isinstance(batches, PackedBatchPlan))
+
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        sizes = self._sizes()
         inner = super()._start_prefetcher(options)
         job = None if self._job is None else self._job.twin()
         identity, reporter, metrics = self._identity, self._reporter, self._metrics
 
-        def state_after(snapshot: State, *, ends_epoch: bool) -> State:
+        def report_after(snapshot: State, *, ends_epoch: bool) -> tuple[State, Sizes]:
             if job is not None:
                 job.note(snapshot)
                 if ends_epoch:
                     job.note_end(snapshot)
-            return make_state(identity, job, reporter, metrics, plain(snapshot))
+            return make_state(identity, job, reporter, metrics, plain(snapshot)), sizes
 
         return PublishingPrefetcher(
-            inner, self._publisher, self._course, self._count, state_after, self._watchdog, options.prefetch_factor
+            inner, self._publisher, self._course, self._count, report_after, self._watchdog, options.prefetch_factor
         )
 
 
@@ -163,7 +165,7 @@ class PublishingPrefetcher:
         publisher: Sends the elements to the followers.
         course: The course of the loader.
         given: Elements, and ends of epochs, that were delivered before.
-        state_after: Returns the state of the loader after an element, from the snapshot of `inner`.
+        report_after: Returns (the state of the loader after an element, its sizes), from the snapshot of `inner`.
         watchdog: Limits how long a wait may take.
         depth: Elements that may wait for the trainer.
     """
@@ -174,7 +176,7 @@ class PublishingPrefetcher:
         publisher: Publisher,
         course: Course,
         given: int,
-        state_after: Callable[..., State],
+        report_after: Callable[..., tuple[State, Sizes]],
         watchdog: Watchdog,
         depth: int,
     ) -> None:
@@ -187,7 +189,7 @@ class PublishingPrefetcher:
         self._failure: BaseException | None = None
         self._inner = inner
         self._handoff = CudaHandoff()
-        self._shared = _Shared(inner, publisher, course, given, state_after, self._handoff)
+        self._shared = _Shared(inner, publisher, course, given, report_after, self._handoff)
         # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
         name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
         self._thread = threading.Thread(target=_run, args=(self._shared, given), name=name, daemon=True)
@@ -268,7 +270,7 @@ class _Shared:
     course: Course
     wanted: int
     """Number of the element that the trainer asked for last."""
-    state_after: Callable[..., State]
+    report_after: Callable[..., tuple[State, Sizes]]
     handoff: CudaHandoff
     items: queue.SimpleQueue[tuple[object, Any, Any]] = field(default_factory=queue.SimpleQueue)
     is_stopped: bool = False
@@ -289,14 +291,14 @@ def _run(shared: _Shared, first: int) -> None:
                     break
             except StopIteration:
                 snapshot = shared.inner.snapshot
-                state = shared.state_after(snapshot, ends_epoch=True)
-                publisher.publish(course, number, None, state, ends_epoch=True)
+                state, sizes = shared.report_after(snapshot, ends_epoch=True)
+                publisher.publish(course, number, None, state, sizes, ends_epoch=True)
                 shared.items.put((_ENDED, None, snapshot))
                 epoch_end = number
             else:
                 snapshot = shared.inner.snapshot
-                state = shared.state_after(snapshot, ends_epoch=False)
-                publisher.publish(course, number, element, state, ends_epoch=False)
+                state, sizes = shared.report_after(snapshot, ends_epoch=False)
+                publisher.publish(course, number, element, state, sizes, ends_epoch=False)
                 shared.items.put((_ELEMENT, (element, shared.handoff.record(element)), snapshot))
                 element = None
             number += 1

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,9 @@ from torch.distributed.device_mesh import init_device_mesh
 import energon_dali as ed
 from energon_dali import share_group
 from energon_dali.compat import loading
+from energon_dali.errors import StateError
 from energon_dali.samples.context_parallel import ContextCut
+from energon_dali.task_encoder.planned_packs import PlannedPacks
 
 BATCH_SIZE = 2
 
@@ -45,6 +48,8 @@ class Plan:
     """Batches that each rank takes, or until the data ends."""
     workers: int = 0
     global_batch_size: int | None = None
+    packs: bool = False
+    """Whether steps are made of planned packs."""
     repeat: bool = True
     state: str | None = None
     """File with a global state to restore."""
@@ -93,6 +98,24 @@ class Numbers(ed.DefaultTaskEncoder):  # type: ignore[type-arg]
         }
 
 
+class Packed(Numbers):
+    """Makes packs of numbers; the first sample of each stands for it."""
+
+    @ed.stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
+class Measures:
+    """Lengths of the samples of any dataset, as if they had been measured."""
+
+    names = ()
+    identity = "numbers"
+
+    def take(self, name: str, numbers: Any) -> Any:
+        return 5 + numbers % 20
+
+
 class Interrupted:
     """Interrupts the delivery of one batch."""
 
@@ -118,31 +141,56 @@ def digest(batch: Any) -> str:
 
 def open_loader(folder: Path, config: ed.WorkerConfig, plan: Plan) -> Any:
     """Returns the loader of a rank."""
-    dataset = ed.get_train_dataset(
-        folder,
-        worker_config=config,
-        batch_size=BATCH_SIZE,
-        shuffle_buffer_size=8,
-        repeat=plan.repeat,
-        global_batch_size=plan.global_batch_size,
-        task_encoder=Numbers(),
-    )
+    packs: dict[str, Any] = {"packs": PlannedPacks(64, window=20, real_length=None)} if plan.packs else {}
+    with mock.patch("energon_dali.assembly.measured_plan.open_measures", return_value=Measures()):
+        dataset = ed.get_train_dataset(
+            folder,
+            worker_config=config,
+            batch_size=BATCH_SIZE,
+            shuffle_buffer_size=8,
+            repeat=plan.repeat,
+            global_batch_size=plan.global_batch_size,
+            task_encoder=Packed() if plan.packs else Numbers(),
+            **packs,
+        )
     make: Any = loading.get_savable_loader if plan.megatron else ed.get_savable_loader
     return make(dataset, **plan.options)
 
 
+def numbers(loader: Any, plan: Plan) -> list[int]:
+    """Returns what a loader says of its epochs and steps."""
+    if plan.global_batch_size is None:
+        return [len(loader)]
+    return [len(loader), loader.micro_batches_per_step, loader.consumed_samples]
+
+
+def numbers_or_none(loader: Any, plan: Plan) -> list[int] | None:
+    """Returns the same; None if the loader cannot know them before it has another batch."""
+    try:
+        return numbers(loader, plan)
+    except StateError as error:
+        if "after resize it receives its length" not in str(error):
+            raise
+        return None
+
+
 def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
-    """Returns [digest of the batch, digest of the state after it] for each batch; "end" at the end of an epoch."""
+    """Returns [digest of the batch, digest of the state after it, numbers] for each; "end" at the end of an epoch."""
     seen: list[list[Any]] = []
     kept = []
     batches = iter(loader)
+    if plan.state is not None:
+        seen.append(["restored", *numbers(loader, plan)])
     if rank is not None and rank == plan.interrupted:
         loader.worker_config.delivery = Interrupted()
     while len(seen) < plan.batches:
+        resized = None
         for after, method, arguments in plan.calls:
             if after == len(seen):
                 more = {"stop": arguments["stop"] + 1} if plan.differ and rank == 1 else {}
                 getattr(loader, method)(**{**arguments, **more})
+                if method == "resize":
+                    resized = numbers_or_none(loader, plan)
         if rank is not None:
             time.sleep(plan.pause_seconds * rank)
             if plan.kill.get("after") == len(seen):
@@ -150,14 +198,15 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
         try:
             batch = next(batches)
         except StopIteration:
-            seen.append(["end", digest(loader.save_state_rank())])
+            seen.append(["end", digest(loader.save_state_rank()), *numbers(loader, plan)])
             batches = iter(loader)
             continue
         except KeyboardInterrupt:
             batches = iter(loader)
             continue
         kept.append((batch, digest(batch)))
-        seen.append([digest(batch), digest(loader.save_state_rank())])
+        seen.append([digest(batch), digest(loader.save_state_rank()), *numbers(loader, plan)])
+        assert resized is None or resized[:2] == seen[-1][2:4], resized
         batch["pixels"].mul_(0).sub_(1)  # no other rank sees that
         if plan.keep:
             kept[-1] = (batch, digest(batch))
@@ -226,7 +275,8 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
             report["tokens"] = [part["tokens"].tolist() for part in parts]
         else:
             report["seen"] = taken(loader, plan, rank)
-            report["state"] = loader.save_state_global(global_dst_rank=_first(config))
+            if "resize" not in [method for _, method, _ in plan.calls]:  # the process groups are still those before
+                report["state"] = loader.save_state_global(global_dst_rank=_first(config))
             report["length"] = len(loader)
         loader.close()
     except Exception as error:

@@ -120,6 +120,7 @@ def check_equal(folder: Path, plan: Plan, reports: dict[int, Any], state: Any = 
         ),
         pytest.param(replace(DP2_TP2, workers=1, batches=12, interrupted=1, keep=True), id="follower interrupted"),
         pytest.param(replace(DP2_TP2, megatron=True, batches=3), id="Megatron"),
+        pytest.param(replace(DP2_TP2, global_batch_size=8, packs=True), id="packs"),
     ],
 )
 def test_each_rank_has_the_batches_of_a_rank_that_reads_for_itself(jobs: Jobs, folder: Path, plan: Plan) -> None:
@@ -174,6 +175,27 @@ def test_ranks_on_several_nodes(jobs: Jobs, folder: Path, nodes: str, across_nod
         assert "error" not in report, report["error"]
         assert report["kind"] == KINDS[kinds[rank]]
         assert report["seen"] == expected
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_all_ranks_say_the_same_of_steps_after_a_resize(jobs: Jobs, folder: Path, after: int) -> None:
+    calls = [[after, "resize", {"rank": 0, "world_size": 2}]]
+    plan = Plan({"tp": 4}, [], ["tp"], nodes="aabb", across_nodes=True, global_batch_size=8, calls=calls, batches=9)
+    reports = jobs.run(plan)
+    assert [report.get("kind", report) for report in reports.values()] == [KINDS[kind] for kind in "RFNF"]
+    check_equal(folder, plan, reports)
+
+
+def test_a_restored_state_says_nothing_of_the_present_steps(jobs: Jobs, folder: Path, tmp_path: Path) -> None:
+    plan = Plan({"tp": 2}, [], ["tp"], global_batch_size=8)
+    with open_loader(folder, ed.WorkerConfig(rank=0, world_size=1, num_workers=0), plan) as loader:
+        taken(loader, replace(plan, calls=[[4, "resize", {"rank": 0, "world_size": 2}]]))
+        state = loader.save_state_rank()
+    assert state["micro_batches"] == 2
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(state))
+    plan = replace(plan, state=str(file))
+    check_equal(folder, plan, jobs.run(plan), state)
 
 
 @pytest.mark.parametrize("interrupted", [2, pytest.param(3, marks=pytest.mark.sweep)])

@@ -7,15 +7,16 @@ import os
 import pytest
 
 from energon_dali.loader.processes.shared_memory import Channel
-from energon_dali.loader.sharing.messages import Hello, Welcome
+from energon_dali.loader.sharing.messages import Hello, Sizes, Welcome
 from energon_dali.loader.sharing.publisher import Publisher
 
 HELLO = Hello(0, 0, "text", (0, 1))
+WELCOME = Welcome(Sizes(10, None, False), b"")
 
 
 @pytest.mark.parametrize("how", ["close", "after_fork"])
 def test_a_follower_that_was_welcomed_a_moment_ago_notices_that_the_reader_ends(how: str) -> None:
-    publisher = Publisher((1,), HELLO, Welcome(10, None, b""), 2)
+    publisher = Publisher((1,), HELLO, WELCOME, 2)
     ours, theirs = Channel.pair()
     publisher.welcome(Hello(0, 1, "text", (0, 1)), ours)
     assert theirs.receive() is not None
@@ -27,7 +28,7 @@ def test_a_follower_that_was_welcomed_a_moment_ago_notices_that_the_reader_ends(
 
 
 def test_a_closed_publisher_writes_to_no_file_of_others() -> None:
-    publisher = Publisher((1,), HELLO, Welcome(10, None, b""), 2)
+    publisher = Publisher((1,), HELLO, WELCOME, 2)
     number = publisher._wake
     publisher.close()
     other = os.eventfd(0, os.EFD_NONBLOCK)
