@@ -160,7 +160,14 @@ class GlobalJob:
             )
         for name, number in ((f"from_{over[:-1]}", begin), (f"until_{over[:-1]}", until)):
             _check_number(name, 0 if number is None else number)
-        change = WeightChange(begin, _weights_of(weights, source_of(self.tree).names), until)
+        names = source_of(self.tree).names
+        change = WeightChange(begin, _weights_of(weights, names), until)
+        for name, weight, plan in zip(names, change.weights, batches.units.members, strict=False):
+            if weight and not plan.num_samples:
+                raise ConfigError(
+                    f"set_weights gives {name} the weight {weight}, and it has no sample: its split part, or its "
+                    "subset, is empty. Give it the weight 0."
+                )
         cursor = batches.with_weights(self._folded(cursor_of(position)), change, over)
         if not has_begun:
             self._asked_weights.append((change, over, cursor.weights[-1]))

@@ -104,12 +104,17 @@ class PackedBatchPlan(GlobalBatchPlan):
         return replace(cursor, weights=(held, *cursor.weights[len(begun) :])), tuple(over)
 
     def _with_change(self, start: Cursor, change: WeightChange) -> Cursor:
-        units = self._of_cursor(start).resolved_units
-        if start.weights_over == "steps" and units.changing is None:
+        changed = super()._with_change(start, change)
+        if start.weights_over == "samples":
+            return changed
+        units, base = self._of_cursor(start).resolved_units, start.base
+        if units.changing is None:
             # Weights did not change so far: the draws are counted from the first one, and by windows from now on.
             begin = units.packs_of(0).start_of(start.unit)
-            start = replace(start, base=Base(max(0, start.step - (begin < start.unit)), begin))
-        return super()._with_change(start, change)
+            base = Base(max(0, start.step - (begin < start.unit)), begin)
+        # A window that begins here has the new weights, and what was drawn before it the old ones.
+        schedule = self._of_cursor(changed)._schedule
+        return replace(changed, base=units.base_after(base, base.unit, base.step, schedule))
 
     def first_change(self, start: Cursor, over: Over) -> int:
         if over == "steps":
@@ -198,10 +203,11 @@ class PackedBatchPlan(GlobalBatchPlan):
         job = replace(self, start=replace(self.start, unit=0, step=0, micro_batch=0, base=FIRST, packs=0))
         epoch, passed, steps = 0, 0, 0
         if not job.is_endless:
-            while passed + job._packs(epoch).count() <= units:
+            while passed + job._delivered_packs(epoch) <= units:
                 passed += job._packs(epoch).count()
                 steps += job._steps_of_epoch(epoch)
                 epoch += 1
+            units = max(units, passed)  # the rest of the epoch is dropped
         extra = (units - passed) % job.step_size
         counted = steps + (units - passed) // job.step_size
         if step is None and extra:
@@ -237,6 +243,10 @@ class PackedBatchPlan(GlobalBatchPlan):
             now = self.units.epoch_at(cursor.unit) - self._first_epoch
             packs += self._packs_before(now) + self._packs(now).packs_before(cursor.unit)
         return replace(cursor, packs=packs, base=self.resolved_units.rebased(cursor.step, cursor.unit))
+
+    def _delivered_packs(self, epoch: int) -> int:
+        """Returns how many packs the steps of an epoch have; at least 1."""
+        return max(1, min(self._packs(epoch).count(), self._steps_of_epoch(epoch) * self.step_size))
 
     def _packs_before(self, epoch: int) -> int:
         """Returns how many packs earlier epochs have, from the start on. Each is planned once."""

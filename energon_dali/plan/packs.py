@@ -251,10 +251,10 @@ class PackedUnits(Plan):
         return Window(start, rows.take(order), bounds, measured[order])
 
     def _samples_of(self, base: Base | None) -> Plan:
-        if base is None:
-            return self.samples
         schedule, samples, kept = self.changing, self.samples, self._kept("samples")
-        assert schedule is not None
+        if schedule is None:
+            return samples
+        assert base is not None
         assert isinstance(samples, ScheduledBlendPlan)
         shares = tuple(schedule.shares(base.step))
         key = (shares, base.drawn_from)
@@ -265,21 +265,31 @@ class PackedUnits(Plan):
             found = keep(kept, key, replace(samples, schedule=weights, base=drawn), 2)
         return found  # type: ignore[no-any-return]
 
-    def base_after(self, base: Base, unit: int, step: int) -> Base:
+    def base_after(self, base: Base, unit: int, step: int, schedule: Schedule | None = None) -> Base:
         """Returns from where the draws of a window are counted, where weights change over steps.
 
         Args:
             base: That of the window before.
             unit: First unit of the window.
             step: The step in which it begins.
+            schedule: The weights from the window on; None keeps those of the samples.
         """
-        schedule = self.changing
-        assert schedule is not None
-        if schedule.shares(step) == schedule.shares(base.step):
-            return replace(base, step=step, unit=unit)
-        samples = self._samples_of(base)
+        samples, before = self.samples, self._samples_of(base)
         assert isinstance(samples, ScheduledBlendPlan)
-        return Base(step, unit, unit, samples.counts_at(unit))
+        assert isinstance(before, ScheduledBlendPlan)
+        if (schedule or samples.schedule).shares(step) == samples.schedule.shares(base.step):
+            return replace(base, step=step, unit=unit)
+        return Base(step, unit, unit, before.counts_at(unit) if unit else ())
+
+    def holds_any(self, source: int) -> bool:
+        """Returns whether a dataset, of which a part may be drawn, has a sample that fits into a pack."""
+        kept, values = self._kept("holding"), self.measured.values[source]
+        if source not in kept:
+            count = values.num_samples
+            parts = (np.arange(start, min(start + MOST_WINDOW, count)) for start in range(0, count, MOST_WINDOW))
+            lengths = (self.rule.lengths(values.take(self.rule.length, part)) for part in parts)
+            kept[source] = any((of_part >= 0).any() for of_part in lengths)
+        return kept[source]  # type: ignore[no-any-return]
 
     @property
     def first_counted(self) -> int:
@@ -345,6 +355,8 @@ class EpochPacks:
         self._bases: list[Base | None] = []
         """Where weights change over steps, from where the draws of each window are counted."""
         self._kept: dict[int, Window] = {}
+        self._unpacked = np.zeros(plan.num_sources, np.int64)
+        """int64[sources]: samples of each in the windows since the last one that has a pack."""
         if plan.changing is not None:
             if plan.base.unit != self._begin:
                 raise ConfigError(
@@ -406,7 +418,10 @@ class EpochPacks:
     def _count_next(self) -> None:
         """Counts the packs of the next window."""
         number = len(self._packs) - 1
-        packs = self._packs[-1] + self.window(number).num_packs - (0 if number else self._passed)
+        window = self.window(number)
+        packs = self._packs[-1] + window.num_packs - (0 if number else self._passed)
+        of_sources = np.bincount(window.rows.sources, minlength=len(self._unpacked))
+        self._unpacked = np.zeros_like(of_sources) if window.num_packs else self._unpacked + of_sources
         self._packs.append(packs)
         if self._plan.changing is not None:
             base = self._bases[number]
@@ -470,15 +485,28 @@ class EpochPacks:
                 return None
             if self._is_stuck():
                 raise ConfigError(
-                    f"The last {_MOST_EMPTY} windows have no pack: no sample is measured, or all are longer than "
+                    f"The last {self._num_empty} windows have no pack: no sample is measured, or all are longer than "
                     f"max_length={self._plan.rule.max_length}. Give a larger max_length, or measure the dataset."
                 )
             self._count_next()
         return bisect_right(self._packs, pack) - 1
 
+    @property
+    def _num_empty(self) -> int:
+        """Windows since the last one that has a pack; those of a job without an end are whole."""
+        return int(self._unpacked.sum()) // self._plan.rule.window
+
     def _is_stuck(self) -> bool:
-        return len(self._packs) > _MOST_EMPTY and self._packs[-1] == self._packs[-1 - _MOST_EMPTY]
+        """Returns whether no pack can be expected: no dataset that is drawn has a sample that fits and is to come."""
+        plan, drawn = self._plan, self._unpacked
+        if not plan.is_endless or self._num_empty < _LEAST_EMPTY:
+            return False
+        # Two passes in any order have every sample of a part of a dataset at least once, wherever they begin.
+        return not any(
+            drawn[source] < 2 * plan.measured.values[source].num_samples and plan.holds_any(source)
+            for source in np.flatnonzero(drawn).tolist()
+        )
 
 
-_MOST_EMPTY = 100
-"""Windows in a row without a pack after which the job ends."""
+_LEAST_EMPTY = 100
+"""Windows in a row without a pack after which a job asks whether there will be one."""

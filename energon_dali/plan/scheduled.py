@@ -310,8 +310,8 @@ class ScheduledBlendPlan(Mixture):
             step: The step.
             unit: Its first unit.
         """
-        if self.schedule.over == "samples":  # no size of steps plays a part
-            return self.base
+        if self.schedule.over == "samples" and self.schedule.changes:  # no size of steps plays a part
+            return self.base  # weights that do not change may still be set for a step
         if next(point for point in reversed(self.schedule.points) if point.at <= step).towards is None:
             start = next(segment.start for segment in self._segments if segment.start <= unit < segment.stop)
         else:

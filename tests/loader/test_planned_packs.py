@@ -498,7 +498,8 @@ def test_a_plan_says_how_many_windows_it_counts(folder: Path) -> None:
 
 
 def test_shares_of_tokens_hold(folder: Path) -> None:
-    blend = {"blend": [{"weight": 1, "path": str(folder / "a")}, {"weight": 1, "path": str(folder / "b")}]}
+    empty = {"weight": 0, "path": str(folder / "a"), "subset": {"range": [0, 0]}}
+    blend = {"blend": [{"weight": 1, "path": str(folder / "a")}, empty, {"weight": 1, "path": str(folder / "b")}]}
     data: Any = {"__class__": "MetadatasetV2", "splits": {"train": blend}}
     job = Job(data, 1, 12, 12, options={"blend_by": "tokens", "packs": PlannedPacks(MAX_LENGTH, window=500)})
     packs = job.run(120)[0]

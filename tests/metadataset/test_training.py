@@ -237,6 +237,9 @@ def test_only_a_dataset_that_has_a_weight_at_some_time_needs_samples(size: int |
         return get_train_dataset(mix({"blend": entries}), worker_config=one_rank, **options)
 
     with get_savable_loader(opened(0)) as loader:
+        if size is not None:
+            with pytest.raises(ConfigError, match="it has no sample"):
+                loader.set_weights([0.5, 0.5], from_step=3)
         found = [key for batch in islice(loader, 6) for key in batch.__key__]
     assert sorted(found) == sorted([f"b{number:03d}" for number in range(6)] * 2)
     over_time = ({"step": {0: 0, 5: 1}}, {"step": {0: 1, 5: 0}}, {"linear": {0: 0, 5: 1}})

@@ -203,6 +203,21 @@ def test_a_plan_of_several_streams_is_refused() -> None:
         GlobalBatchPlan(SourcePlan(slices, 2, 0, repeat=True), 4, 1, 1, 1)
 
 
+@pytest.mark.parametrize("over", OVER)
+def test_set_weights_take_effect_at_their_step_after_steps_of_another_size(over: Over) -> None:
+    members = (source(60, 2), source(25, 1, number=1))
+    units = ScheduledBlendPlan(members, linear((0, (1.0, 0.0)), over=over), 3, 1)
+    before, plan = GlobalBatchPlan(units, 8, 4, 1, 1), GlobalBatchPlan(units, 24, 4, 1, 1)
+    cursor = plan.rebased(before.cursor(0, 12 * before.micro_batches_per_step), before.step_size)
+    changed = plan.continued(plan.with_weights(cursor, WeightChange(17, (0.0, 1.0)), "steps"), 1, 1)
+    drawn = {number: set(changed.dealt(changed.step_at(0, number - 12), 0).rows.sources) for number in range(12, 22)}
+    assert drawn == {number: {int(number >= 17)} for number in range(12, 22)}
+    rows = before.resolved_units.rows(0, 96).as_tuples() + changed.resolved_units.rows(96, 400).as_tuples()
+    for number, member in enumerate(members):
+        own = [row[1:] for row in rows if row[0] == number]
+        assert own == [row[1:] for row in member.rows(0, len(own)).as_tuples()]
+
+
 @pytest.mark.parametrize("seed", sampled(range(40), 8))
 def test_random_changes_of_weights_and_sizes_lose_and_repeat_no_row(seed: int) -> None:
     """Weights over steps or samples, changes that are set meanwhile, and steps of other sizes, in random order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,11 @@ from energon_dali.plan.measured_rows import MeasuredRows
 from energon_dali.plan.packed_batches import PackedBatchPlan
 from energon_dali.plan.packs import PackRule, best_fit
 from energon_dali.plan.plan import Plan
-from energon_dali.plan.scheduled import Schedule, ScheduledBlendPlan, WeightChange, WeightPoint
+from energon_dali.plan.scheduled import OVER, Schedule, ScheduledBlendPlan, WeightChange, WeightPoint
 from energon_dali.plan.slices import Slices
 from energon_dali.plan.source import SourcePlan
+from tests.part import sampled
+from tests.plan.schedules import linear
 
 
 class Values:
@@ -184,6 +187,43 @@ def test_set_weights_takes_effect_at_a_window() -> None:
         )
 
 
+@pytest.mark.parametrize("until", [None, 9])
+@pytest.mark.parametrize(
+    ("over", "later"),
+    [("steps", ()), ("samples", ()), ("steps", (WeightPoint(3, (0.5, 0.5)),))],
+    ids=["constant", "constant over samples", "changed before"],
+)
+def test_weights_set_for_a_step_that_begins_with_a_window_lose_and_repeat_no_sample(
+    over: Any, later: tuple[WeightPoint, ...], until: int | None
+) -> None:
+    units = blend((WeightPoint(0, (1.0, 0.2)), *later), over)
+    plan = packed(units, [97, 31], rule=PackRule(64, window=48), micro_batch_size=2)  # a window is two steps
+    plan = replace(plan, measured=MeasuredRows((Values([16] * 97), Values([16] * 31)), (np.zeros(1, np.int64),) * 2))
+    cursor = plan.cursor(0, 6 * plan.micro_batches_per_step)
+    assert cursor.unit % 48 == 0
+    changed = plan.with_weights(cursor, WeightChange(6, (0.1, 1.0), until), "steps")
+    assert plan.with_weights(changed, WeightChange(6, (0.1, 1.0), until), "steps") == changed
+    other = plan.continued(changed, 1, 1)
+    rows = plan.resolved_units.rows(0, cursor.unit).as_tuples()
+    rows += other.resolved_units.rows(cursor.unit, cursor.unit + 480).as_tuples()
+    for number, member in enumerate(units.members):
+        own = sorted(row[1:] for row in rows if row[0] == number)
+        assert own == sorted(row[1:] for row in member.rows(0, len(own)).as_tuples())
+    for passed in range(8):
+        later_cursor = other.cursor(0, passed * other.micro_batches_per_step)
+        assert other.cursor_after(later_cursor.packs) == later_cursor
+        for start in (later_cursor, other.folded(later_cursor)[0]):
+            units_after = other.continued(start, 3, 1).resolved_units
+            assert units_after.rows(start.unit, cursor.unit + 480).as_tuples() == rows[start.unit :]
+
+
+def test_weights_set_for_the_first_step_draw_from_the_first_sample() -> None:
+    plan = packed(blend((WeightPoint(0, (1.0, 0.2)),)), [97, 31], rule=PackRule(64, window=50))
+    cursor = plan.with_weights(plan.start, WeightChange(0, (0.0, 1.0), 9), "steps")
+    assert cursor.base == plan.start.base
+    plan.continued(cursor, 1, 1).step_at(0, 5)
+
+
 def test_an_epoch_ends_with_a_smaller_step_or_without_it() -> None:
     for drop_last in (False, True):
         plan = packed(source(97, repeat=False, shuffle=False), [97], rule=PackRule(64, window=40), drop_last=drop_last)
@@ -196,6 +236,16 @@ def test_an_epoch_ends_with_a_smaller_step_or_without_it() -> None:
                 assert len(units) < 97
             else:
                 assert sorted(units) == list(range(epoch * 97, epoch * 97 + 97))
+
+
+def test_after_the_last_whole_step_of_an_epoch_the_next_one_follows() -> None:
+    plan = packed(source(97, repeat=False), [97], rule=PackRule(64, window=40), drop_last=True)
+    packs, steps = plan.resolved_units.packs_of(0).count(), plan.steps_of_epoch(0)
+    assert steps * 6 < packs
+    cursor = plan.cursor(0, steps * 6)
+    assert plan.cursor_after(steps * 6) == cursor == plan.cursor_after(packs)
+    assert (cursor.unit, cursor.step, cursor.packs) == (97, steps, packs)
+    assert plan.cursor_after(packs + 6) == plan.cursor(1, 6)
 
 
 def test_rows_of_streams_are_those_of_their_micro_batches() -> None:
@@ -219,8 +269,89 @@ def test_a_dataset_of_which_nothing_fits_is_an_error() -> None:
         plan.step_at(0, 0)
 
 
+def lengths_with_gap(count: int, gap: slice) -> Values:
+    lengths = np.full(count, 16)
+    lengths[gap] = 99
+    return Values(lengths, f"{count} {gap}")
+
+
+@pytest.mark.parametrize("repeat", [True, False])
+def test_many_windows_without_a_pack_are_passed_if_packs_follow(repeat: bool) -> None:
+    plan = packed(source(3000, repeat=repeat, shuffle=False), [3000], rule=PackRule(64, window=20))
+    values = lengths_with_gap(3000, slice(480, 2600))
+    plan = replace(plan, measured=MeasuredRows((values,), (np.zeros(1, np.int64),)))
+    steps = [plan.step_at(0, number) for number in range(22)]
+    assert [step.first_unit for step in steps[:21]] == [*range(0, 480, 24), 2600]
+    later = plan.continued(plan.cursor(0, 19 * 6), 1, 1)
+    assert [later.step_at(0, number) for number in range(3)] == steps[19:]
+
+
+def test_windows_without_a_pack_last_long_where_the_samples_that_fit_have_a_small_weight() -> None:
+    units = ScheduledBlendPlan(
+        (source(40, 0), source(300, 1, shuffle=False)), Schedule((WeightPoint(0, (0.98, 0.02)),)), 5, 6
+    )
+    plan = packed(units, [40, 300], rule=PackRule(64, window=20))
+    values = (lengths_with_gap(40, slice(None)), lengths_with_gap(300, slice(30, 290)))
+    plan = replace(plan, measured=MeasuredRows(values, (np.zeros(1, np.int64),) * 2))
+    first = [plan.step_at(0, number).first_unit for number in range(7)]
+    assert max(np.diff(first)) > 10_000
+
+
+def test_a_part_of_a_dataset_of_which_nothing_fits_is_an_error() -> None:
+    plan = packed(source(3000, shuffle=False), [3000], rule=PackRule(64, window=20))
+    values = lengths_with_gap(3001, slice(3000))  # the last sample is not of this part
+    plan = replace(plan, measured=MeasuredRows((values,), (np.zeros(1, np.int64),)))
+    with pytest.raises(ConfigError, match="The last 301 windows have no pack"):
+        plan.step_at(0, 0)
+
+
 def test_a_cursor_of_other_windows_is_refused() -> None:
     points = (WeightPoint(0, (1.0, 0.5)), WeightPoint(4, (0.5, 1.0)))
     plan = packed(blend(points), [97, 31], rule=PackRule(64, window=50))
     with pytest.raises(ConfigError, match="the window begins at unit 50"):
         plan.continued(Cursor(unit=60, step=3), 1, 1).step_at(0, 0)
+
+
+@pytest.mark.parametrize("seed", sampled(range(300), 30))
+def test_random_changes_of_weights_and_sizes_lose_and_repeat_no_sample(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def weights() -> tuple[float, float]:
+        return draw.choice((0.1, 1.0)), draw.choice((0.0, 0.5, 3.0))
+
+    over: Any = draw.choice(OVER)
+    scale = 1 if over == "steps" else 40
+    points = [(0, weights()), *((at * scale, weights()) for at in sorted(draw.sample(range(1, 40), 3)))]
+    schedule = linear(*points[: draw.choice((1, 1, 4))], over=over)
+    units = ScheduledBlendPlan((source(97, 0), source(31, 1)), schedule, seed, 1)
+    window = draw.choice((5, 24, 48))
+    plan = packed(units, [97, 31], rule=PackRule(64, window=window), uneven="ragged")
+    if draw.random() < 0.7:  # a step often begins with a window
+        plan = replace(
+            plan, measured=MeasuredRows((Values([16] * 97), Values([16] * 31)), (np.zeros(1, np.int64),) * 2)
+        )
+    rows: list[tuple[int, int, int, int]] = []
+    for _ in range(8):
+        number = draw.randint(0, 9) * plan.micro_batches_per_step
+        cursor = plan.cursor(0, number)
+        rows += plan.resolved_units.rows(plan.start.unit, cursor.unit).as_tuples()
+        folded, _ = plan.folded(cursor)
+        for start in (cursor, folded):
+            after = plan.continued(start, 1, 1).resolved_units.rows(cursor.unit, cursor.unit + 200)
+            assert after.as_tuples() == plan.resolved_units.rows(cursor.unit, cursor.unit + 200).as_tuples()
+        cursor = draw.choice((cursor, folded))
+        if draw.random() < 0.6:
+            of_change: Any = draw.choice(OVER)
+            if cursor.weights or schedule.changes:
+                of_change = cursor.weights_over if cursor.weights else over
+            unit = 1 if of_change == "steps" else 40
+            at = plan.first_change(cursor, of_change) + draw.choice((0, 0, 3)) * unit
+            until = draw.choice((None, at + draw.randint(1, 20) * unit))
+            cursor = plan.with_weights(cursor, WeightChange(at, weights(), until), of_change)
+        old, plan = plan.step_size, replace(plan, global_batch_size=draw.choice((6, 6, 12, 3)))
+        plan = plan.continued(plan.rebased(cursor, old), 1, 1)
+    packs = plan.resolved_units.packs_of(0)
+    rows += plan.resolved_units.rows(plan.start.unit, packs.start_of(plan.start.unit) + window).as_tuples()
+    for number, member in enumerate(units.members):
+        own = sorted(row[1:] for row in rows if row[0] == number)
+        assert own == sorted(row[1:] for row in member.rows(0, len(own)).as_tuples())

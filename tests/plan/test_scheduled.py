@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +124,16 @@ def test_points_over_samples_stay_where_they_are_whatever_the_size_of_steps() ->
     changed = replace(plan, schedule=over_samples.changed(WeightChange(777, (0.0, 0.0, 1.0))))
     assert changed.rows(0, 777).as_tuples() == expected[:777]
     assert set(changed.rows(777, 9_000).sources.tolist()) == {2}
+
+
+@pytest.mark.parametrize("over", ["steps", "samples"])
+def test_weights_without_a_change_have_the_base_of_steps_whatever_their_point_counts(over: Any) -> None:
+    plan = blend(Schedule((WeightPoint(0, (0.8, 0.1, 0.1)),), over))
+    base = plan.rebased(12, 1_200)
+    assert base == Base(12, 1_200)
+    other = replace(plan, step_size=250, base=base)
+    assert other.rows(1_200, 9_000).as_tuples() == plan.rows(1_200, 9_000).as_tuples()
+    assert other.rebased(14, 1_700) == Base(14, 1_700)
 
 
 @given(st.integers(0, 90_000), st.integers(0, 40_000))
