@@ -1,9 +1,9 @@
 """`python -m benchmarks.bench_all`: runs all benchmarks of the documentation on one commit, and writes its figures.
 
 Each table is a file of benchmarks/results. One that is current is not run again, so that an interrupted run continues
-with the next table. A table is current if no file that it measures has changed since its commit, and every candidate
-ran as often as it should. It measures the package, and the modules of benchmarks that its candidates import. `--list`
-shows which tables are current.
+with the next table. A table is current if no code that it measures has changed since its commit, and every candidate
+ran as often as it should. It measures the package, but for the rooms around the loader (the command line, tasks, the
+viewer), and the modules of benchmarks that its candidates import. `--list` shows which tables are current.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ REPETITIONS = 5
 
 _SHARED = ("energon_dali", "kernels", "setup.py", "pyproject.toml")
 """What every table measures, besides modules of benchmarks."""
+NOT_MEASURED = ("energon_dali/cli", "energon_dali/tasks", "energon_dali/view")
+"""Rooms of the package that no loader imports, and no candidate."""
 _RUNNERS = ("benchmarks.workload_run", "benchmarks.candidates.__main__")
 """Modules that run every candidate."""
 _SUITE_MODULES = {
@@ -187,12 +189,33 @@ def _path_of(module: str) -> str:
 
 
 def _changed_since(measured: str, paths: Sequence[str]) -> str:
-    """Returns the first of some paths that differs from a commit, or "its commit" where git lacks it."""
-    command = ["git", "-C", str(ROOT), "diff", "--name-only", measured, "HEAD", "--", *paths]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
+    """Returns the first of some paths whose code differs from a commit, or "its commit" where git lacks it."""
+    without = [f":(exclude){room}" for room in NOT_MEASURED]
+    command = [*_git(), "diff", "--name-only", measured, "HEAD", "--", *paths, *without]
+    diff = subprocess.run(command, capture_output=True, text=True)
+    if diff.returncode:
         return "its commit"
-    return done.stdout.partition("\n")[0]
+    return next((path for path in diff.stdout.splitlines() if _code(measured, path) != _code("HEAD", path)), "")
+
+
+def _code(commit: str, path: str) -> str:
+    """Returns the content of a file in a commit; of Python without comments and docstrings."""
+    text = subprocess.run([*_git(), "show", f"{commit}:{path}"], capture_output=True, text=True).stdout
+    if not path.endswith(".py"):
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [one for one in node.body if not _is_text(one)]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _git() -> list[str]:
+    return ["git", "-C", str(ROOT)]
 
 
 if __name__ == "__main__":

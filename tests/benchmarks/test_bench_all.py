@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_all, machine
-from benchmarks.bench_all import TABLES, Table, measured_paths, why_stale
+from benchmarks.bench_all import NOT_MEASURED, TABLES, Table, measured_paths, why_stale
 
 
 @pytest.fixture
@@ -58,6 +59,32 @@ def test_a_table_is_current_until_something_measured_changes(checkout: Path) -> 
     assert machine.commit(checkout).endswith("+")
     _commit(checkout)
     assert "since then energon_dali/loader.py has changed" in why_stale(TABLE)
+
+
+def test_comments_and_rooms_around_the_loader_are_not_measured(checkout: Path) -> None:
+    module = checkout / "energon_dali" / "loader.py"
+    module.write_text('"""Old."""\nx = 1  # old\n')
+    _commit(checkout)
+    _write(checkout)
+    module.write_text('"""New."""\n\nx = 1\n"""New."""\n')
+    (checkout / "energon_dali" / "view").mkdir()
+    (checkout / "energon_dali" / "view" / "app.py").write_text("new")
+    _commit(checkout)
+    assert why_stale(TABLE) == ""
+    module.write_text("x = 2")
+    _commit(checkout)
+    assert "since then energon_dali/loader.py has changed" in why_stale(TABLE)
+
+
+def test_nothing_that_is_measured_imports_what_is_not() -> None:
+    rooms = [bench_all.ROOT / room for room in NOT_MEASURED]
+    assert all(room.is_dir() for room in rooms)
+    paths = {bench_all.ROOT / path for table in TABLES for path in measured_paths(table)}
+    files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
+    inner = {file for file in files if not any(file.is_relative_to(room) for room in rooms)}
+    imports = "|".join(room.replace("/", r"\.") for room in NOT_MEASURED)
+    found = {file.name for file in inner if re.search(rf"import.*\b({imports})\b|\b({imports})\S* import", file.read_text())}
+    assert found == {"__main__.py", "cli.py"}  # `python -m energon_dali`, and the command under Energon's name
 
 
 @pytest.mark.parametrize(
