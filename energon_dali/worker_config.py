@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import operator
 import os
 import sys
@@ -31,6 +33,8 @@ AUTO_STREAMS_PER_RANK = 8
 """Streams per rank with num_workers="auto", where num_streams is not given: for 1, 2, 4 or 8 workers."""
 
 ErrorHandler = Callable[[Exception, Any, "list[Any] | None"], None]
+
+_DEBUG_LOG = logging.getLogger("energon_dali.debug")
 
 
 class _ActiveConfig(type):
@@ -516,6 +520,29 @@ class WorkerConfig(metaclass=_ActiveConfig):
     def should_log(self, level: int) -> bool:
         """Returns whether entries of a level are written to the debug log."""
         return self.worker_log_level >= level
+
+    def worker_log(self, data: Mapping[str, Any]) -> None:
+        """Writes a line of JSON to the debug log of the running worker, in hooks, or else to that of the rank.
+
+        Programs ask `should_log` before. If the file cannot be written, the line is lost, with a warning.
+
+        Args:
+            data: What the line holds.
+        """
+        line = json.dumps(data, default=str)
+        if self.worker_debug_path is None:
+            _DEBUG_LOG.info("%s", line)
+            return
+        stream = RUNNING.stream
+        worker = 0 if stream is None or not self.num_workers else 1 + self.layout.worker_of_stream(stream)[1]
+        number = self.rank * (self.num_workers + 1) + worker
+        path = self.worker_debug_path.format(worker_id=number, pid=os.getpid())
+        try:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:  # training is more important than its log
+            _DEBUG_LOG.warning("The debug log lacks a line: could not write %s: %s", path, error)
 
     def config(self) -> dict[str, Any]:
         """Returns the values that the order of a job depends on."""

@@ -232,7 +232,7 @@ class Builder:
         parts = [self.load(one) for one in datasets]
         tree: Dataset = ConcatDataset(*parts) if len(parts) > 1 else parts[0]
         tree = self._through_stages(tree, **stages)
-        return tree if limit is None else LimitDataset(tree, limit)
+        return LimitDataset(tree, limit) if limit else tree  # as in Energon, 0 is no limit
 
     def _through_stages(
         self,

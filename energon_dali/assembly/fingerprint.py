@@ -21,7 +21,18 @@ import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
@@ -34,11 +45,13 @@ from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples.base import CrudeSample
 from energon_dali.shards import PartList
 from energon_dali.shards.index.extent_index import read_uuid
+from energon_dali.shards.meta.sample_loader import MODULE_NAME, DatasetFunction
 from energon_dali.shards.storage import StoragePath
 from energon_dali.task_encoder.cooking import choose_cooker
 from energon_dali.task_encoder.encoder import TaskEncoder, overridden
 
-MEASURING = 1
+logger = logging.getLogger("energon_dali.assembly")
+MEASURING = 2
 """Version of what this package computes: the built-in values, and how hooks are called."""
 _SHOWN_LETTERS = 80
 _DIGEST = "blake2b:"
@@ -53,6 +66,8 @@ _OF_JOB = frozenset(
     | {"shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence", "image_decode"}
 )
 """Attributes of factories that say where samples are and in which order, or change pixels alone."""
+_C_FUNCTIONS = (ClassMethodDescriptorType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
+"""Methods of classes that are written in C."""
 _PACKAGE = "energon_dali"
 _NOT_USERS = tuple(
     os.path.realpath(path) + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
@@ -177,6 +192,9 @@ class _Reached:
         for part, one in _layers(function):
             if isinstance(one, FunctionType):
                 self._visit_function(one, owner)
+            elif isinstance(one, DatasetFunction):  # its whole file counts, wherever the dataset is
+                self._add(f"source of {one.name}", _digest(_without_comments(one.source)))
+                self.visit(one.function)
             elif isinstance(one, TaskEncoder):  # hooks of an AugmentTaskEncoder are those of the encoder in it
                 self._encoder = one
             elif isinstance(one, type):
@@ -198,7 +216,8 @@ class _Reached:
         if not _is_users(function) or not self._is_new(function):
             return
         source = source_of(function)
-        self._add(f"source of {function.__qualname__}", _digest(source))
+        if not _is_of_dataset(function):
+            self._add(f"source of {function.__qualname__}", _digest(source))
         self._assigned.update(_attribute(owner, name) for name in _assigned_in(source))
         self._follow(function)
         for name in () if owner is None else function.__code__.co_names:
@@ -269,6 +288,8 @@ class _Reached:
         """
         if name in ("decoder", "cookers", "measure_version"):
             return None
+        if name == "_task_encoder":  # that of an AugmentTaskEncoder, by its name in Energon
+            name = "task_encoder"
         kinds = [kind for kind in type(self._encoder).__mro__ if name in vars(kind)]
         found = [vars(kind)[name] for kind in kinds if _is_users(kind)]
         if name in vars(self._encoder) and not any(isinstance(one, functools.cached_property) for one in found):
@@ -294,7 +315,8 @@ class _Reached:
         for base in kind.__mro__:
             if not _is_users(base) or not self._is_new(base):
                 continue
-            self._add(f"source of {base.__qualname__}", _digest(source_of(base)))
+            if not _is_of_dataset(base):
+                self._add(f"source of {base.__qualname__}", _digest(source_of(base)))
             for member in list(vars(base).values()):
                 function = _getter(member)
                 function = getattr(function, "__func__", function)
@@ -310,8 +332,10 @@ class _Reached:
         self._inside.add(id(value))
         try:
             return self._text(value, depth + 1)
-        except Exception:  # such as that of an array on another device, or of a property
-            return type(value).__qualname__
+        except Exception as error:  # such as that of an array on another device, or of a property
+            name = type(value).__qualname__
+            logger.debug("A %s counts by its class only: %s: %s", name, type(error).__name__, error)
+            return name
         finally:
             self._inside.discard(id(value))
 
@@ -334,6 +358,9 @@ class _Reached:
             return json.dumps(layout_options(value), sort_keys=True, default=str)
         if isinstance(value, PartList):
             return self.text(value.names, depth)
+        if isinstance(value, DatasetFunction):
+            self.visit(value)
+            return value.name
         if isinstance(value, SampleLoader):
             return f"{value.sample_type.__qualname__} {_field_map(value)}"
         if isinstance(value, functools.partial):
@@ -396,12 +423,16 @@ def tokenizer_text(value: Any) -> str | None:
 def source_of(value: Any) -> str:
     """Returns the source of a function or class without blank lines and comment lines; its code if there is none."""
     try:
-        lines = textwrap.dedent(inspect.getsource(value)).splitlines()
+        return _without_comments(textwrap.dedent(inspect.getsource(value)))
     except (OSError, TypeError):
         if isinstance(value, type):
             members = [one for _, one in sorted(vars(value).items()) if isinstance(one, FunctionType)]
             return "\n".join([value.__qualname__, *map(source_of, members)])
         return _code_text(value.__code__)
+
+
+def _without_comments(source: str) -> str:
+    lines = source.splitlines()
     return "\n".join(line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
@@ -421,6 +452,9 @@ def _layers(value: Any) -> Iterator[tuple[str, Any]]:
     What is bound is a `functools.partial`, the object or class of a method, or an object that is called.
     """
     for _ in range(_MAX_DEPTH):
+        if isinstance(value, DatasetFunction):
+            yield "", value
+            return
         if isinstance(value, (staticmethod, classmethod)):
             value = value.__func__
         elif isinstance(value, functools.partial):
@@ -434,7 +468,7 @@ def _layers(value: Any) -> Iterator[tuple[str, Any]]:
             if owner is not None and not isinstance(owner, ModuleType):
                 yield f"object {type(owner).__qualname__}", owner
             value = getattr(value, "__func__", None)
-        elif callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
+        elif callable(value) and not isinstance(value, (type, *_C_FUNCTIONS)):
             yield f"object {type(value).__qualname__}", value
             value = getattr(value, "__wrapped__", None) or inspect.getattr_static(type(value), "__call__")
         else:
@@ -508,6 +542,11 @@ def _is_users(value: Any) -> bool:
     module = sys.modules.get(name)
     code = getattr(value, "__code__", None)
     return _is_users_file(code.co_filename if code is not None else getattr(module, "__file__", None), name)
+
+
+def _is_of_dataset(value: Any) -> bool:
+    """Returns whether a function or class is in a file of a dataset, which counts as a whole."""
+    return str(getattr(value, "__module__", "")).startswith(MODULE_NAME)
 
 
 def _is_ours(module: str) -> bool:

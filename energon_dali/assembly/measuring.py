@@ -127,7 +127,7 @@ def measure_datasets(
     `energon-dali measure` calls it (docs/measures.md).
 
     All samples of a dataset are measured, whatever its splits and subsets. What an interrupted run has measured is kept
-    in the user's cache, and the next run continues from there; with `again`, a run always begins anew.
+    in the user's cache, and the next run continues from there; with `again`, a run always starts over.
 
     Args:
         path: A prepared folder, a metadataset or a JSONL file.
@@ -218,7 +218,7 @@ def _measure(
     known = None if again else _known(target)
     journal = _open_journal(target)
     if again:
-        # What changed since chunks were kept is unknown, so a run with `again` neither uses nor keeps any.
+        # A run with `again` neither uses nor keeps chunks: what changed since they were kept is unknown.
         journal.remove()
         journal = _ChunkJournal()
     if known is not None and not stale_reason(known.description, data):

@@ -305,7 +305,7 @@ def _scheduled(
         of_used = replace(measured, values=tuple(measured.values[number] for number in used))
         means = mean_sizes(of_used, [sources[number] for number in used], options.pack_rule)
         by_number = dict(zip(used, means, strict=True))
-        sizes = tuple(by_number.get(number, 1.0) for number in range(len(sources)))  # nothing is drawn of the others
+        sizes = tuple(by_number.get(number, 1.0) for number in range(len(sources)))  # nothing is drawn from the others
     if schedule.over == "tokens":
         schedule = over_samples(schedule, sizes, by_size=by_size)
     seed, size = options.worker_config.seed_offset, options.global_batch_size

@@ -286,8 +286,8 @@ def _open_jsonl(
     if options.source.field_map is not None:
         raise ConfigError(
             f"{reference.path} is a JSONL file, whose samples are crude, and field_map="
-            f"{dict(options.source.field_map)!r} was given. Leave it out, and take the fields from `json` in a cooker "
-            "of the task encoder."
+            f"{dict(options.source.field_map)!r} was given. Leave it out, take the fields from `json` in a cooker of "
+            "the task encoder, and write field_map in dataset.yaml of other datasets that need it."
         )
     file = files()
     load = SampleLoader(

@@ -42,7 +42,7 @@ _MINIMUM = {
     "packing_first_buffer_size": 1,
     "shuffle_buffer_size": 0,
     "max_samples_per_sequence": 1,
-    "limit": 1,
+    "limit": 0,
     "virtual_epoch_length": 0,
     "shuffle_over_epochs_multiplier": -1,
     "parallel_shard_iters": 1,
@@ -164,6 +164,8 @@ class DatasetOptions:
         for name in _MINIMUM:
             if name != "parallel_shard_iters":
                 check_number(name, getattr(self, name))
+        if self.limit == 0:  # no limit, as in Energon
+            object.__setattr__(self, "limit", None)
         for name, allowed in (("uneven", UNEVEN), ("on_missing", ON_MISSING)):
             if getattr(self, name) not in allowed:
                 given = ", ".join(map(repr, allowed))
@@ -271,7 +273,7 @@ class DatasetOptions:
                 f"{hook}? Rename it; a helper may begin with an underscore.",
                 stacklevel=5,
             )
-        old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
+        old = take_decoder_options(kwargs, stacklevel=6)
         if kwargs.pop("handler", None) is not None:
             warnings.warn(
                 "handler is ignored: set WorkerConfig(global_error_handler=...) instead.",
@@ -279,7 +281,7 @@ class DatasetOptions:
                 stacklevel=5,
             )
         if old:
-            encoder = _with_old_decoder(encoder, old, stacklevel=6)
+            encoder = _with_old_decoder(encoder, old)
         if kwargs.get("subflavors") is None:
             kwargs.pop("subflavors", None)
         if isinstance(kwargs.get("part_filter"), (list, tuple, set, frozenset)):
@@ -405,19 +407,76 @@ def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
     return encoder
 
 
-def _with_old_decoder(encoder: AnyEncoder, old: dict[str, Any], stacklevel: int) -> AnyEncoder:
-    """Returns the encoder with the decoder that deprecated options describe."""
-    warnings.warn(
-        f"{', '.join(old)} as arguments of the dataset are deprecated: set them on the task encoder, "
-        "as in decoder = SampleDecoder(image_decode=...).",
-        DeprecationWarning,
-        stacklevel=stacklevel,
-    )
-    if encoder.decoder is not TaskEncoder.decoder:
+def take_decoder_options(options: dict[str, Any], stacklevel: int) -> dict[str, Any]:
+    """Removes the deprecated options of decoders from those of a call, warns of them, and returns them.
+
+    Args:
+        options: Options of a call by name; changed.
+        stacklevel: Of the user's line, for `warnings.warn` in this function.
+    """
+    old = {name: options.pop(name) for name in _DECODER_OPTIONS if name in options}
+    if old:
+        warnings.warn(
+            f"{', '.join(old)} as arguments of the dataset are deprecated: set them on the task encoder, "
+            "as in decoder = SampleDecoder(image_decode=...).",
+            DeprecationWarning,
+            stacklevel=stacklevel,
+        )
+    return old
+
+
+def keeps_decoder(old: Mapping[str, Any]) -> bool:
+    """Returns whether deprecated options leave the decoder of any encoder as it is: `auto_decode=True` alone does."""
+    return old.keys() == {"auto_decode"} and bool(old["auto_decode"])
+
+
+def described_decoder(old: Mapping[str, Any]) -> Decoder | None:
+    """Returns the decoder that deprecated options describe; None leaves raw bytes.
+
+    Args:
+        old: What `take_decoder_options` returned.
+
+    Raises:
+        ConfigError: An option has an unknown value.
+    """
+    options = {name: value for name, value in old.items() if name != "auto_decode"}
+    return SampleDecoder(**options) if old.get("auto_decode", True) else None
+
+
+def check_same_decoder(
+    encoder: AnyEncoder, old: Mapping[str, Any], own: Decoder | None, described: Decoder | None
+) -> None:
+    """Checks that an encoder's own decoder is the one that deprecated options describe.
+
+    Args:
+        encoder: The task encoder.
+        old: The deprecated options.
+        own: Its decoder.
+        described: The decoder of these options.
+
+    Raises:
+        ConfigError: They have different options.
+    """
+    configs = [one.config() if isinstance(one, Decoder) else one for one in (own, described)]
+    if configs[0] != configs[1]:
         raise ConfigError(
             f"{', '.join(old)} would replace the decoder that {type(encoder).__name__} already has. Set the options "
             "on that decoder and leave the arguments out."
         )
+
+
+def _with_old_decoder(encoder: AnyEncoder, old: Mapping[str, Any]) -> AnyEncoder:
+    """Returns the encoder with the decoder that deprecated options describe.
+
+    Raises:
+        ConfigError: The encoder has another one of its own.
+    """
+    if keeps_decoder(old):
+        return encoder
+    described = described_decoder(old)
+    if encoder.decoder is not TaskEncoder.decoder:
+        check_same_decoder(encoder, old, encoder.decoder, described)
+        return encoder
     encoder = copy.copy(encoder)
-    encoder.decoder = SampleDecoder(**old) if old.pop("auto_decode", True) else None
+    encoder.decoder = described
     return encoder

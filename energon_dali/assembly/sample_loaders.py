@@ -295,8 +295,8 @@ def read_recipe(
     if field_map is not None and factory in (None, CRUDE):
         reason = "makes crude samples" if factory else f"names the class {config['__class__']}, which makes the samples"
         raise ConfigError(
-            f"field_map={dict(field_map)!r} has no effect: dataset.yaml of {folder.path} {reason}. Leave it out, or "
-            "also give sample_type=, such as CaptioningSample."
+            f"field_map={dict(field_map)!r} does not fit: dataset.yaml of {folder.path} {reason}. Leave it out, and "
+            "write field_map in dataset.yaml of the datasets that need it; or also give sample_type=."
         )
     if sample_type is None and factory is None:
         kind = import_factory(config, folder.path)

@@ -67,8 +67,8 @@ def checkpoint_redist(
     others = [path.name for path in find_state_files([output_path]) if path not in written]
     if others:
         click.echo(
-            f"Note: {output_path} also holds {excerpt_names(others)}. Remove what is of another checkpoint, or it will "
-            "be taken for a part of this one.",
+            f"Note: {output_path} also holds {excerpt_names(others)}. Remove the files of other checkpoints: a restore "
+            "from this folder would read them too.",
             err=True,
         )
 
@@ -117,8 +117,8 @@ def describe(states: Sequence[State]) -> Iterator[str]:
         if state["world_size"] != first["world_size"]:
             sizes = sorted({state["world_size"], first["world_size"]})
             raise StateError(
-                f"These states are of {sizes[0]} and of {sizes[1]} ranks, so they are not of one save. Give the files "
-                "of one checkpoint; `checkpoint redist` leaves files of other ranks that were there before."
+                f"These states were saved by {sizes[0]} and by {sizes[1]} ranks, so they are not from one save. Give "
+                "the files of one checkpoint. `checkpoint redist` does not remove files that were in its output folder."
             )
         if twice := streams.keys() & state["streams"].keys():
             raise StateError(f"Streams {_numbers(twice)} are in more than one of these states. Give each of them once.")

@@ -68,9 +68,7 @@ def make_config(
         click.echo("A crude dataset needs no field map. Give your task encoder a `Cooker` for its samples.")
         return crude_config()
     if field_map is not None:
-        fields = parse_field_map(field_map, chosen)
-        warn_of_lost_parts(fields, part_names)
-        return sample_config(chosen, fields)
+        return sample_config(chosen, parse_field_map(field_map, chosen))
     if interactive and len(part_names) <= MANY_PARTS:
         question = "Do you want to set a simple field_map[Y] (or write your own sample_loader [n])?"
         if click.confirm(question, default=True):
@@ -79,19 +77,20 @@ def make_config(
     return sample_config(chosen, None)
 
 
-def warn_of_lost_parts(fields: Mapping[str, str], part_names: Sequence[str]) -> None:
+def warn_of_lost_parts(fields: Mapping[str, str], part_names: Sequence[str], config_name: str) -> None:
     """Warns of fields whose parts no sample has.
 
     Args:
         fields: Part of each field.
         part_names: Parts that the dataset has.
+        config_name: Name of the file that has the fields.
     """
     there = printable(", ".join(part_names))
     for field, parts in fields.items():
         if not any(option.split("[")[0].strip() in part_names for option in parts.split(",")):
             click.echo(
                 f"Warning: no sample has a part {parts!r} for the field {field!r}; there are {there}. "
-                "Correct it in .nv-meta/dataset.yaml, or every sample will fail.",
+                f"Correct it in {META}/{config_name}, or every sample will fail.",
                 err=True,
             )
 

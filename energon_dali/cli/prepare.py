@@ -21,8 +21,8 @@ from energon_dali.shards.documents.content import printable, show_count
 from energon_dali.shards.index.jsonl_index import index_path
 from energon_dali.shards.meta.dataset_config import (
     CRUDE,
-    STANDARD,
     check_config_name,
+    own_factory,
     read_dataset_config,
     write_dataset_config,
 )
@@ -309,6 +309,7 @@ def _write_config(root: StoragePath, result: PrepareResult, options: PrepareOpti
         _keep_config(root, names, options.dataset_yaml_name)
         return
     config = make_config(root, options.sample_type, options.field_map, names, interactive=not options.non_interactive)
+    warn_of_lost_parts(config.get("field_map", {}), names, options.dataset_yaml_name)
     write_dataset_config(root, config, options.dataset_yaml_name)
 
 
@@ -323,8 +324,8 @@ def _keep_config(root: StoragePath, part_names: Sequence[str], name: str) -> Non
     except DatasetError as error:
         click.echo(f"Warning: {error}", err=True)
         return
-    if config.get("__class__", STANDARD) == STANDARD:  # the keys of another class are its own
-        warn_of_lost_parts(config.get("field_map", {}), part_names)
+    if own_factory(config) not in (None, CRUDE):  # the keys of a class of the user are its own
+        warn_of_lost_parts(config.get("field_map", {}), part_names, name)
 
 
 @click.command("prepare-media")

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
 from energon_dali.assembly import builder, datasets
+from energon_dali.assembly.options import (
+    AnyEncoder,
+    check_same_decoder,
+    described_decoder,
+    keeps_decoder,
+    take_decoder_options,
+)
 from energon_dali.compat import chosen_decoder, trusts_datasets
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory
@@ -29,6 +37,9 @@ from energon_dali.task_encoder.encoder import TaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
+
+_DEFAULT_WITH_CLIPS = with_energons_clips(TaskEncoder.decoder)
+"""What takes the place of the decoder of encoders that set none."""
 
 
 class BasicDataLoader(basic_loader.BasicDataLoader[T], DataLoader[T]):  # type: ignore[misc, override]  # read-only
@@ -156,15 +167,38 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     encoder = options.get("task_encoder")
     if encoder is None or isinstance(encoder, TaskEncoder):
         encoder = DefaultTaskEncoder() if encoder is None else encoder
+        old = take_decoder_options(options, stacklevel=4)
+        if old:
+            _set_old_decoder(encoder, old)
         swapped = swap_decoder(encoder.decoder) if chosen_decoder() == "dali" else encoder.decoder
         if swapped is not encoder.decoder:
             encoder = copy.copy(encoder)
             encoder.decoder = swapped
-        with_clips = with_energons_clips(swapped)
+        with_clips = _DEFAULT_WITH_CLIPS if swapped is TaskEncoder.decoder else with_energons_clips(swapped)
         if with_clips is not swapped:
             encoder.decoder = with_clips  # not on a copy: the program may read what its hooks note on the encoder
         options["task_encoder"] = encoder
     return options
+
+
+def _set_old_decoder(encoder: AnyEncoder, old: Mapping[str, Any]) -> None:
+    """Sets the decoder that deprecated options describe on the program's encoder, where later calls find it.
+
+    Args:
+        encoder: The encoder.
+        old: The deprecated options.
+
+    Raises:
+        ConfigError: The encoder has another one of its own.
+    """
+    if keeps_decoder(old):
+        return
+    own, described = encoder.decoder, described_decoder(old)
+    # Energon's order: auto_decode=False replaces any decoder, and the other options only the default.
+    if described is None or own is TaskEncoder.decoder or own is _DEFAULT_WITH_CLIPS:
+        encoder.decoder = described
+    else:
+        check_same_decoder(encoder, old, with_energons_clips(own), with_energons_clips(described))
 
 
 def swap_decoder(decoder: Decoder | None) -> Decoder | None:

@@ -383,7 +383,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._given = count_of(state, "given") if "given" in state else 0
         if self._limit is not None and self._given > self._limit.length:
             # The epochs became shorter, or there are fewer ranks: the remainder is the position in the current epoch.
-            self._given %= self._limit.length
+            self._given %= max(1, self._limit.length)
         for stream in self._streams:
             saved = streams[str(stream)]
             self._counts[stream] = count_of(saved, "count")

@@ -1,7 +1,7 @@
 """Decodes the parts of a sample that are not media (text, numbers, JSON, arrays, tensors) by webdataset's suffixes.
 
-Datasets are data, not code: pickles are refused unless the user trusts the dataset, and formats that can hide one
-(.pth, .npy) are read so that it cannot run.
+Datasets are data, not code: unless the user trusts the dataset, pickles are refused, and a .pth, which can hide one, is
+read so that it cannot run. A .npy is always read so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES, *
         data: The content.
         max_bytes: Largest size that the part may unpack to, if that is more than its own size. It is checked by the
             headers, before memory is allocated.
-        trusts_pickles: Unpickle pickles, which runs whatever code their writer put in.
+        trusts_pickles: Unpickle pickles, and objects of any class in a .pth, which runs whatever code their writer put
+            in. The size of these is not checked.
 
     Raises:
         DecodeError: The content does not match the suffix, unpacks to more than `max_bytes`, is nested too deeply, or
@@ -58,8 +59,8 @@ def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES, *
     reader = READERS.get(suffix)
     if reader is None:
         return data
-    if reader is _refuse_pickle and trusts_pickles:
-        reader = pickle.loads
+    if trusts_pickles:
+        reader = _TRUSTING.get(reader, reader)
     limit = max(max_bytes, len(data))
     try:
         return reader(data, limit) if reader in _BOUNDED else reader(data)
@@ -121,12 +122,19 @@ def _torch(data: bytes, limit: int) -> Any:
         # Torch's own message advises to turn the protection off.
         raise DecodeError(
             "This .pth holds something other than tensors and plain values, or is broken. Objects of other classes "
-            "would run code when they are read, so they are refused. Store a dict of tensors, numbers and strings",
+            "would run code when they are read, so they are refused. Store a dict of tensors, numbers and strings; or, "
+            "for a part of a dataset whose writer you trust, pass allow_code=True",
             "pth",
             "basic",
         ) from error
     _check_value(value, len(data), limit, "pth")
     return value
+
+
+def _torch_objects(data: bytes) -> Any:
+    import torch
+
+    return torch.load(BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def _check_unpacked(archive: zipfile.ZipFile, limit: int, suffix: str) -> None:
@@ -252,6 +260,9 @@ READERS: dict[str, Callable[..., Any]] = {
 
 _BOUNDED = frozenset((_torch, _npz, _msgpack, _cbor))
 """Readers that also take the limit of the unpacked size."""
+
+_TRUSTING: dict[Callable[..., Any], Callable[..., Any]] = {_refuse_pickle: pickle.loads, _torch: _torch_objects}
+"""By reader, the one in its place where the user trusts the dataset."""
 
 PLAIN_READERS: dict[str, Callable[[bytes], Any]] = {
     suffix: reader for suffix, reader in READERS.items() if reader not in _BOUNDED and reader is not _refuse_pickle

@@ -246,8 +246,8 @@ class GlobalJob:
         before = cursor_of(position)
         if cursor.base != before.base:
             found = self._batches.blended_before(before, cursor.base.unit)
-            assert found is not None  # only a blend by weight has another base
-            self._blended = np.add(found[0], self._blended[0]), np.add(found[1], self._blended[1])
+            if found is not None:  # packs whose weights change over steps count no shares
+                self._blended = np.add(found[0], self._blended[0]), np.add(found[1], self._blended[1])
         if before.micro_batch and not cursor.micro_batch:
             self._log.forget_from(cursor.unit)  # the step that was begun is left out
             position = {**position, "given": max(0, position["given"] - before.micro_batch)}

@@ -359,7 +359,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         own = self.save_state_rank()
         if self.worker_config.world_size == 1:
             return merge_states([own])
-        dist = self._distributed("save_state_global gathers", "global_dst_rank", global_dst_rank)
+        dist, members = self._distributed("save_state_global gathers")
+        if global_dst_rank not in members:
+            raise StateError(
+                f"global_dst_rank={global_dst_rank} is not among the ranks {members} of this rank's data-parallel "
+                "group. Give a global rank of the group; each group can have its own."
+            )
         group = self.worker_config.data_parallel_group
         at_destination = dist.get_rank() == global_dst_rank
         gathered: list[Any] | None = [None] * self.worker_config.world_size if at_destination else None
@@ -377,19 +382,32 @@ class SavableDataLoader(BasicDataLoader[T]):
 
         Args:
             state: What save_state_global returned, or the list of all ranks' states.
-            src_rank: Global rank that has the state and sends it to the others; None if all ranks have it.
+            src_rank: Rank that has the state and sends it to the others, None if all ranks have it. It counts within
+                the data-parallel group, as in Energon, while `global_dst_rank` is a global rank.
             allow_changed_hooks: As in restore_state_rank.
 
         Raises:
             StateError: Iteration has begun, the state is of another dataset or incomplete, or of other hooks that are
                 not allowed, or torch.distributed is needed and not initialised, or the data-parallel group of this rank
-                lacks the source or does not have `world_size` ranks.
+                lacks the source or does not have `world_size` ranks, or the source has no state.
             LayoutError: The state does not fit this layout of ranks and workers.
         """
         if src_rank is not None and self.worker_config.world_size > 1:
-            dist = self._distributed("restore_state_global with src_rank broadcasts", "src_rank", src_rank)
+            dist, members = self._distributed("restore_state_global with src_rank broadcasts")
+            if src_rank not in range(len(members)):
+                raise StateError(
+                    f"src_rank={src_rank} is not a rank of this rank's data-parallel group. It counts within the group "
+                    f"{members}: give 0 to {len(members) - 1}, not a global rank."
+                )
+            source = members[src_rank]
             box = [state]
-            dist.broadcast_object_list(box, src=src_rank, group=self.worker_config.data_parallel_group)
+            dist.broadcast_object_list(box, src=source, group=self.worker_config.data_parallel_group)
+            if box[0] is None:
+                raise StateError(
+                    f"src_rank={src_rank} (global rank {source}) sent None instead of a state. Load the state on that "
+                    "rank, or give the src_rank that has it. To start from the beginning, call restore_state_global on "
+                    "no rank."
+                )
             state = box[0]
         if state is None:
             return
@@ -415,8 +433,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         warnings.warn("restore_state is deprecated: use restore_state_global.", DeprecationWarning, stacklevel=2)
         self.restore_state_global(state)
 
-    def _distributed(self, what: str, name: str, member: int) -> Any:
-        """Returns torch.distributed; `name` is the argument that must be a member of this rank's group."""
+    def _distributed(self, what: str) -> tuple[Any, list[int]]:
+        """Returns torch.distributed, and the global ranks of this rank's data-parallel group in its order."""
         import torch.distributed as dist
 
         config = self.worker_config
@@ -434,12 +452,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 f"{config.world_size}. Pass the group of the ranks that read different data as data_parallel_group, "
                 "and its size as world_size; WorkerConfig.default_worker_config(data_parallel_group=...) does both."
             )
-        if member not in members:
-            raise StateError(
-                f"{name}={member} is not among the ranks {members} of this rank's data-parallel group. Give a global "
-                "rank of the group; each group can have its own."
-            )
-        return dist
+        return dist, members
 
 
 class SavableLoaderIterator(LoaderIterator[T]):

@@ -17,7 +17,8 @@ import numpy as np
 from energon_dali.errors import ConfigError
 from energon_dali.plan.global_step import Items
 from energon_dali.plan.measured_rows import MeasuredRows
-from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep
+from energon_dali.plan.mixtures import Mixture
+from energon_dali.plan.plan import MOST_ROWS, Plan, Rows, keep, source_offsets
 from energon_dali.plan.rng import PACKS, Int64Array, permutation, stable_order
 from energon_dali.plan.scheduled import FIRST, Base, Schedule, ScheduledBlendPlan, WeightPoint
 
@@ -282,7 +283,7 @@ class PackedUnits(Plan):
         return Base(step, unit, unit, before.counts_at(unit) if unit else ())
 
     def holds_any(self, source: int) -> bool:
-        """Returns whether a dataset, of which a part may be drawn, has a sample that fits into a pack."""
+        """Returns whether any sample of a dataset fits into a pack; the plan may draw only a part of the dataset."""
         kept, values = self._kept("holding"), self.measured.values[source]
         if source not in kept:
             count = values.num_samples
@@ -290,6 +291,11 @@ class PackedUnits(Plan):
             lengths = (self.rule.lengths(values.take(self.rule.length, part)) for part in parts)
             kept[source] = any((of_part >= 0).any() for of_part in lengths)
         return kept[source]  # type: ignore[no-any-return]
+
+    def samples_drawn_with(self, source: int) -> int:
+        """Returns the number of samples of a dataset that the plan draws, or of the mixture in which it draws it."""
+        members = self.samples.members if isinstance(self.samples, Mixture) else (self.samples,)
+        return members[bisect_right(source_offsets(members), source) - 1].num_samples
 
     @property
     def first_counted(self) -> int:
@@ -430,10 +436,20 @@ class EpochPacks:
             self._bases.append(self._plan.base_after(base, start, self._plan.step + packs // self._plan.packs_per_step))
 
     def count(self) -> int:
-        """Returns the number of packs of the epoch, from the first unit on. Plans all of it."""
+        """Returns the number of packs of the epoch, from the first unit on. Plans all of it.
+
+        Raises:
+            ConfigError: A whole epoch has none.
+        """
         while len(self._packs) <= self.num_windows:
             self._count_next()
-        return self._packs[self.num_windows]
+        found = self._packs[self.num_windows]
+        if not found and self.first == self._epoch_start < self._stop:
+            raise ConfigError(
+                "An epoch has no pack: no sample is measured, or all are longer than "
+                f"max_length={self._plan.rule.max_length}. Give a larger max_length, or measure the dataset."
+            )
+        return found
 
     def packs_before(self, unit: int) -> int:
         """Returns how many packs begin before a unit, from the first unit on; a pack that holds it does not count."""
@@ -503,7 +519,7 @@ class EpochPacks:
             return False
         # Two passes in any order have every sample of a part of a dataset at least once, wherever they begin.
         return not any(
-            drawn[source] < 2 * plan.measured.values[source].num_samples and plan.holds_any(source)
+            drawn[source] < 2 * plan.samples_drawn_with(source) and plan.holds_any(source)
             for source in np.flatnonzero(drawn).tolist()
         )
 

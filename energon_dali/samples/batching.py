@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples.base import construct, get_field, has_field
+from energon_dali.samples.base import Batch, construct, get_field, has_field
 
 if TYPE_CHECKING:
     import torch
@@ -163,11 +163,17 @@ def make_batch(
 ) -> R:
     """Returns a batch of samples; see `TaskEncoder._batch`.
 
+    A dataclass with its own `from_samples` makes the batch itself; then `actions` and `other` are ignored, as in
+    Energon. The one of `Batch` is not called, because it keeps tensors in lists.
+
     Raises:
         ConfigError: There are no samples, an action is for a missing field, or the result type needs a missing field.
     """
     if not samples:
         raise ConfigError("A batch needs at least one sample, and none was given.")
+    from_samples = _own_from_samples(result_type)
+    if from_samples is not None:
+        return from_samples(samples)  # type: ignore[no-any-return]
     columns = columns_of(samples)
     taken, needed = _fields_of(result_type, columns)
     unknown = [name for name in actions if name not in columns or name not in taken]
@@ -191,12 +197,21 @@ def make_batch(
 
 
 def batch_alike(samples: list[Any]) -> Any:
-    """Returns a batch of the samples' own type, with each field batched by `generic_batch`.
+    """Returns what `TaskEncoder._batch` makes of the samples' own type, by default.
 
     Raises:
         ConfigError: The samples have different fields.
     """
     return make_batch(samples, type(samples[0]), {}, generic_batch)
+
+
+def _own_from_samples(kind: type[Any]) -> Callable[[Sequence[Any]], Any] | None:
+    """Returns the `from_samples` of a dataclass; None if it has none, or that of `Batch`."""
+    if not is_dataclass(kind):
+        return None
+    found: Callable[[Sequence[Any]], Any] | None = getattr(kind, "from_samples", None)
+    of_batch = Batch.__dict__["from_samples"].__func__
+    return None if getattr(found, "__func__", found) is of_batch else found
 
 
 def _fields_of(result_type: type[Any], columns: Mapping[str, Any]) -> tuple[set[str], set[str]]:

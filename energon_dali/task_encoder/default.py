@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_origin
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import construct
-from energon_dali.samples.batching import generic_batch, make_batch
 from energon_dali.task_encoder.encoder import (
     HOOKS,
     MEASURE_HOOK,
@@ -31,7 +30,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     Args:
         encoded_sample_type: Type that `encode_sample` returns: a dataclass, a NamedTuple or dict; None keeps samples as
-            they are.
+            they are. Ignored if a subclass overrides `preencode_sample` instead of `encode_sample`.
         raw_batch_type: Type that `batch` returns; None is the type of the samples.
         batch_type: Type that `encode_batch` returns; None keeps raw batches as they are.
 
@@ -47,15 +46,20 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         raw_batch_type: type[T_raw_batch] | None = None,
         batch_type: type[T_batch] | None = None,
     ) -> None:
-        given = {"encoded_sample_type": encoded_sample_type, "raw_batch_type": raw_batch_type, "batch_type": batch_type}
+        given: dict[str, Any] = {
+            "encoded_sample_type": encoded_sample_type,
+            "raw_batch_type": raw_batch_type,
+            "batch_type": batch_type,
+        }
+        given = {name: get_origin(target) or target for name, target in given.items()}  # dict for dict[str, Tensor]
         for name, target in given.items():
             if target is not None and not _has_fields(target):
                 known = getattr(target, "__name__", repr(target))
                 raise ConfigError(f"{name}: {known} has no fields. Give a dataclass, a NamedTuple, or dict.")
         self._types: dict[str, type[Any] | None] = {
-            "encode_sample": encoded_sample_type,
-            "batch": raw_batch_type,
-            "encode_batch": batch_type,
+            "encode_sample": given["encoded_sample_type"],
+            "batch": given["raw_batch_type"],
+            "encode_batch": given["batch_type"],
         }
 
     @stateless
@@ -69,13 +73,13 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     @stateless
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        """Returns a batch as `raw_batch_type`, each field made by `generic_batch`.
+        """Returns a batch as `raw_batch_type`, made by `_batch`: by default each field by `generic_batch`.
 
         Raises:
             ConfigError: The type needs a field that the samples do not have.
         """
         result_type: Any = self._type("batch") or type(samples[0])
-        return make_batch(samples, result_type, {}, generic_batch)  # type: ignore[no-any-return]
+        return self._batch(samples, result_type)  # type: ignore[no-any-return]
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
@@ -91,7 +95,10 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         own = getattr(DefaultTaskEncoder, hook)
         if hook in self.__dict__ or getattr(type(self), hook) is not own or own is getattr(TaskEncoder, hook):
             return super().overrides(hook)
-        return self._type(hook) is not None
+        if self._type(hook) is None:
+            return False
+        # As in Energon, an overridden preencode_sample takes the place of an encode_sample that only converts.
+        return hook != "encode_sample" or not self.overrides("preencode_sample")
 
     def _type(self, hook: str) -> type[Any] | None:
         # The __init__ of a subclass may not call that of this class.
@@ -170,6 +177,15 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         for name in (*_HOOKS, *_ATTRIBUTES):
             if not self._defines(name):
                 setattr(self, name, getattr(task_encoder, name))
+
+    @property
+    def _task_encoder(self) -> TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]:
+        """The inner encoder, by its name in Energon."""
+        return self.task_encoder
+
+    @_task_encoder.setter
+    def _task_encoder(self, inner: TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]) -> None:
+        self.task_encoder = inner
 
     def overrides(self, hook: str) -> bool:
         """Returns whether the subclass or the inner encoder does anything in a hook."""

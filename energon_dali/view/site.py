@@ -208,7 +208,7 @@ class Site:
         return base if sort is None else self._sorted(entry, lambda: base, sort, query, key)
 
     def list_version(self, selection: Selection | SortedSamples, page: Page) -> str:
-        """Returns what differs if a list no longer has the same samples at the same positions.
+        """Returns a text that changes when a list no longer has the same samples at the same positions.
 
         Args:
             selection: The list.

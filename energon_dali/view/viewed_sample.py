@@ -123,7 +123,7 @@ class Rows:
 
     @property
     def digest(self) -> str:
-        """What differs between lists of different samples."""
+        """A digest that differs between lists of different samples."""
         return digest_of(self.starts, self.lengths)
 
     def __len__(self) -> int:

@@ -39,6 +39,11 @@ class Drops(Bytes):
         return super().build_val_datasets(**{**options, "datasets": []})
 
 
+class Unlimited(Bytes):
+    def build_val_datasets(self, **options: Any) -> Any:
+        return super().build_val_datasets(**{**options, "limit": 0})
+
+
 class Forgets(Bytes):
     def build_train_datasets(self, **options: Any) -> Any:
         self.build_encode_sample(options["datasets"][0].dataset.build())
@@ -63,6 +68,15 @@ def test_a_hook_that_calls_its_base_class_changes_no_sample(folder: Path) -> Non
     )
     assert built == plain
     assert len(built) == 12
+
+
+def test_a_limit_of_0_is_no_limit(folder: Path) -> None:
+    options: dict[str, Any] = {"worker_config": CONFIG, "batch_size": 2}
+    whole = list(get_val_dataset(folder, task_encoder=Bytes(), **options))
+    assert len(whole) > 1
+    assert list(get_val_dataset(folder, task_encoder=Unlimited(), limit=1, **options)) == whole
+    assert list(get_val_dataset(folder, task_encoder=Builds(), limit=0, **options)) == whole
+    assert list(get_val_dataset(folder, task_encoder=Builds(), limit=1, **options)) == whole[:1]
 
 
 def test_wrong_uses_are_named(folder: Path) -> None:

@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 import torch
 
-from energon_dali import Cooker, CrudeSample, DefaultTaskEncoder
+from energon_dali import AugmentTaskEncoder, Cooker, CrudeSample, DefaultTaskEncoder
 from energon_dali.assembly.fingerprint import describe_difference, fingerprint_of, tokenizer_text
 from energon_dali.assembly.sample_loaders import FactoryLoader
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import DefaultDecoderWebdatasetFactory
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.metadataset.reference import AuxReference, SourceReference
-from energon_dali.samples.kinds import CaptioningSample
+from energon_dali.samples.kinds import CaptioningSample, TextSample
+from energon_dali.shards.meta.sample_loader import DatasetFunction
 from energon_dali.worker_config import WorkerConfig
 
 LOAD = SampleLoader(decoder=None, sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"})
@@ -249,6 +250,19 @@ class SlottedShortener:
         return sample["txt"][: self.longest]
 
 
+class Method:
+    """A decorator that is a class, of a function that may be a method."""
+
+    def __init__(self, function: Callable[..., Any], longest: int) -> None:
+        self.function, self.longest = function, longest
+
+    def __get__(self, owner: Any, kind: Any) -> Any:
+        return functools.partial(self, owner)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)[: self.longest]
+
+
 COOKS: dict[str, Callable[[int], Callable[..., Any]]] = {
     "arguments": lambda longest: functools.partial(cook_first, longest),
     "keywords": lambda longest: functools.partial(cook_first, 1, end=longest),
@@ -260,6 +274,8 @@ COOKS: dict[str, Callable[[int], Callable[..., Any]]] = {
     "an object in arguments": lambda longest: functools.partial(cook_first, Shortener(longest)),
     "bound method of Python": lambda longest: {"a": longest}.get,
     "callable object of Python": operator.itemgetter,
+    "decorator class": lambda longest: Method(cook_first, longest),
+    "a cache": lambda longest: functools.lru_cache(functools.partial(cook_first, longest)),
 }
 
 
@@ -280,6 +296,19 @@ def test_what_is_bound_to_an_attribute_counts(made: Callable[[int], Callable[...
 
     one, same, other = (fingerprint_of(LOAD, Encoder(most), SourceReference("data", "train")) for most in (1, 1, 2))
     assert one == same != other
+
+
+def test_a_sample_loader_counts_by_its_file_wherever_the_dataset_is() -> None:
+    def fingerprint(source: str, path: str) -> dict[str, str]:
+        function = DatasetFunction(source, "sample_loader", path)
+        load = SampleLoader(decoder=None, sample_type=TextSample, sample_loader=function)
+        return fingerprint_of(load, DefaultTaskEncoder(), SourceReference("data", "train"))
+
+    source = "LONGEST = 3\n\n# Shortens.\ndef sample_loader(raw):\n    return {'text': raw['txt'][:LONGEST]}\n"
+    before = fingerprint(source, "/one/.nv-meta/sample_loader.py")
+    assert fingerprint(source.replace("# Shortens.", ""), "s3://two/.nv-meta/sample_loader.py") == before
+    changed = fingerprint(source.replace("LONGEST = 3", "LONGEST = 4"), "/one/.nv-meta/sample_loader.py")
+    assert describe_difference(before, changed) == "source of sample_loader changed; variable LONGEST was 3 and is 4"
 
 
 def test_differences_name_what_is_bound() -> None:
@@ -499,3 +528,26 @@ def test_every_process_returns_the_same() -> None:
     )
     assert first == second
     assert "object Cook" in first
+
+
+def test_the_inner_encoder_counts_by_either_of_its_names() -> None:
+    class Inner(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def __init__(self, longest: int) -> None:
+            self.longest = longest
+
+        def measure_sample(self, sample: Any) -> Any:
+            return {"text_tokens": self.longest}
+
+    class Outer(AugmentTaskEncoder[Any, Any, Any, Any]):
+        def measure_sample(self, sample: Any) -> Any:
+            return self.task_encoder.measure_sample(sample)
+
+    class Written(AugmentTaskEncoder[Any, Any, Any, Any]):
+        def measure_sample(self, sample: Any) -> Any:
+            return self._task_encoder.measure_sample(sample)
+
+    for kind in (Outer, Written):
+        one, same, other = (
+            fingerprint_of(LOAD, kind(Inner(longest)), SourceReference("data", "train")) for longest in (1, 1, 2)
+        )
+        assert one == same != other

@@ -23,6 +23,7 @@ from energon_dali import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_dali.assembly.options import DatasetOptions
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.samples.kinds import CaptioningSample
 from energon_dali.shards import StoragePath, prepare_dataset, prepare_jsonl
@@ -92,7 +93,7 @@ def val(folder: Any, **options: Any) -> Any:
         (train, "packing_buffer_size", 0),
         (val, "batch_size", 0),
         (val, "limit", 1.5),
-        (val, "limit", 0),
+        (val, "limit", -1),
     ],
 )
 def test_sizes_are_whole_numbers_in_their_range(
@@ -158,6 +159,13 @@ def test_one_encoder_packs_only_with_a_packing_buffer(folder: Path) -> None:
     assert list(val(folder, **stages)) == [[f"k{number}" for number in range(12)]]
     packed = list(val(folder, **stages, packing_buffer_size=6))
     assert packed == [[[f"k{number}" for number in range(first, first + 6)] for first in (0, 6)]]
+
+
+def test_a_limit_of_0_is_no_limit(folder: Path) -> None:
+    whole = list(val(folder, task_encoder=Packing()))
+    assert len(whole) > 2
+    assert list(val(folder, task_encoder=Packing(), limit=0)) == whole
+    assert len(list(val(folder, task_encoder=Packing(), limit=2))) == 2
 
 
 def test_a_group_criterion_must_return_a_pair(folder: Path) -> None:
@@ -227,6 +235,53 @@ def test_warnings_of_old_arguments_name_the_users_line(make: Any, folder: Path) 
         warnings.simplefilter("always", DeprecationWarning)
         make(folder, batch_size=2, worker_config=config(), image_decode="torchrgb", handler=print)
     assert [(Path(w.filename).name, w.category) for w in caught] == [(Path(__file__).name, DeprecationWarning)] * 2
+
+
+class Images(TaskEncoder[Any, Any, Any, Any]):
+    decoder = SampleDecoder(image_decode="pil")
+
+
+class Default(TaskEncoder[Any, Any, Any, Any]):
+    pass
+
+
+def with_old(encoder: Any, **old: Any) -> Any:
+    """Returns the encoder that a dataset has after a call with deprecated options."""
+    with pytest.warns(DeprecationWarning, match=f"{', '.join(old)} as arguments of the dataset are deprecated"):
+        return DatasetOptions.of_call(encoder, config(), old, training=True, split_part="train").encoder
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("image_decode", "pil"), ("av_decode", "torch"), ("video_decode_audio", True), ("guess_content", True)],
+)
+def test_an_old_option_makes_a_decoder(name: str, value: Any) -> None:
+    encoder = Default()
+    assert with_old(encoder, **{name: value}).decoder.config() == SampleDecoder(**{name: value}).config()
+    assert encoder.decoder is TaskEncoder.decoder
+
+
+def test_old_options_may_repeat_the_decoder_and_not_replace_it() -> None:
+    own: Any = Images()
+    raw: Any = Bytes()
+    default: Any = Default()
+    same: list[dict[str, Any]] = [{"image_decode": "pil"}, {"auto_decode": True, "image_decode": "pil"}]
+    for old in same:
+        assert with_old(own, **old) is own
+    for encoder in (own, raw, default):
+        assert with_old(encoder, auto_decode=True) is encoder
+    assert with_old(raw, auto_decode=False) is raw
+    assert with_old(default, auto_decode=False, image_decode="pil").decoder is None
+    other: list[tuple[Any, dict[str, Any]]] = [
+        (own, {"image_decode": "rgb8"}),
+        (own, {"image_decode": "pil", "av_decode": "torch"}),
+        (own, {"auto_decode": False}),
+        (raw, {"image_decode": "pil"}),
+    ]
+    for encoder, old in other:
+        message = f"{', '.join(old)} would replace the decoder that {type(encoder).__name__} already has"
+        with pytest.raises(ConfigError, match=message):
+            with_old(encoder, **old)
 
 
 @pytest.mark.parametrize("options", [{"rank": "0"}, {"num_workers": 1.0}, {"num_streams": "4"}, {"seed_offset": None}])

@@ -83,7 +83,9 @@ def test_nothing_that_is_measured_imports_what_is_not() -> None:
     files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
     inner = {file for file in files if not any(file.is_relative_to(room) for room in rooms)}
     imports = "|".join(room.replace("/", r"\.") for room in NOT_MEASURED)
-    found = {file.name for file in inner if re.search(rf"import.*\b({imports})\b|\b({imports})\S* import", file.read_text())}
+    found = {
+        file.name for file in inner if re.search(rf"import.*\b({imports})\b|\b({imports})\S* import", file.read_text())
+    }
     assert found == {"__main__.py", "cli.py"}  # `python -m energon_dali`, and the command under Energon's name
 
 

@@ -158,7 +158,7 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     assert paths[1].name not in text.partition("also holds")[2]
     code, text = run("info", tmp_path)
     assert code == 1
-    assert "These states are of 2 and of 3 ranks" in text
+    assert "saved by 2 and by 3 ranks" in text
     paths[2].unlink()
     assert run("info", tmp_path)[0] == 0
     assert "also holds" not in run("redist", tmp_path, tmp_path / "other", "--new-world-size", 2)[1]

@@ -6,9 +6,11 @@ import io
 import pickle
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from energon_dali import (
     Cooker,
@@ -22,6 +24,7 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.shards.prepare.dataset import prepare_dataset
+from tests.loader.dataset_folder import prepare, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,21 @@ def test_a_field_of_a_pickled_part(data: str) -> None:
     assert sorted(sample.text for sample in trusted) == [0, 1, 2, 3]
     with pytest.raises(Exception, match="allow_code=True"):
         list(get_train_dataset(data, **mapped))
+
+
+def test_objects_in_a_pth_load_for_trusted_data_alone(tmp_path: Path) -> None:
+    samples = {}
+    for number in range(3):
+        content = io.BytesIO()
+        torch.save(SimpleNamespace(number=number), content)
+        samples[str(number)] = {"txt": b"text", "extra.pth": content.getvalue()}
+    folder = prepare(write_shards(tmp_path / "data", samples, 1), {"text": "extra.pth"}, "TextSample")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    options: dict[str, Any] = {"worker_config": config, "repeat": False}
+    trusted = get_train_dataset(folder, allow_code=True, **options)
+    assert sorted(sample.text.number for sample in trusted) == [0, 1, 2]
+    with pytest.raises(Exception, match="No sample of this epoch arrived"):
+        list(get_train_dataset(folder, **options))
 
 
 def test_a_crude_sample_lacks_what_was_refused() -> None:

@@ -89,7 +89,7 @@ def test_a_loader_in_a_worker_is_an_error(as_worker: Any) -> None:
         iter(loader)
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 7])
+@pytest.mark.parametrize("length", [0, 1, 2, 5, 7])
 def test_the_workers_of_a_rank_share_its_limit(as_worker: Any, length: int) -> None:
     found = []
     for number in WORKERS:

@@ -18,6 +18,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.datasets.mixing.mixture_dataset import ConcatDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.wrappers.filter import FilterDataset
@@ -301,6 +302,22 @@ def test_a_limit_yields_the_same_elements_inside_and_outermost(kind: Any, stream
     assert sum(map(dataset.len_stream, range(streams))) == 10
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_limit_of_0_yields_nothing(streams: int) -> None:
+    empty = LimitDataset(source(streams), 0)
+    assert (empty.len_rank(), sum(map(empty.len_stream, range(streams)))) == (0, 0)
+    for tree in (empty, FilterDataset(empty, filter_fn=bool)):
+        live = RankIterator(tree)
+        assert [list(live) for _ in range(3)] == [[], [], []]
+    assert sorted(numbers(ConcatDataset(empty, source(streams, total=4)))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "5", True, float("nan")])
+def test_a_limit_is_a_whole_number(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^length=.* is invalid: it must be a whole number of at least 0; "):
+        LimitDataset(source(1), value)
+
+
 def test_garbage_is_collected_only_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
@@ -331,7 +348,6 @@ def test_sizes_are_whole_numbers(value: Any) -> None:
     makers: list[Any] = [
         lambda: BatchDataset(source(1), value, list),
         lambda: GroupBatchDataset(source(1), value, lambda sample: (0, None), list),
-        lambda: LimitDataset(source(1), value),
         lambda: EpochizeDataset(source(1), value),
         lambda: ShuffleBufferDataset(source(1), value),
         lambda: ShuffleBufferDataset(source(1), 5, first=value),

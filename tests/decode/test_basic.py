@@ -116,6 +116,17 @@ def test_pickles_in_other_clothes_are_not_run() -> None:
         decode_basic("npz", saved(np.savez, np.array([Bomb()], dtype=object), allow_pickle=True))
 
 
+def test_a_trusted_pth_may_hold_any_object() -> None:
+    data = torch_saved(types.SimpleNamespace(boxes=torch.arange(3), name="a"))
+    with pytest.raises(DecodeError, match=r"tensors and plain values.*allow_code=True"):
+        decode_basic("pth", data)
+    value = decode_basic("pth", data, trusts_pickles=True)
+    assert value.name == "a"
+    assert torch.equal(value.boxes, torch.arange(3))
+    with pytest.raises(DecodeError, match=r"not a valid \.pth"):
+        decode_basic("pth", data[:-50], trusts_pickles=True)
+
+
 @pytest.mark.parametrize(("suffix", "package"), [("mp", "msgpack"), ("msg", "msgpack"), ("cbor", "cbor2")])
 def test_optional_packages(suffix: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)

@@ -274,8 +274,16 @@ def test_global_states_want_a_group_that_fits(monkeypatch: pytest.MonkeyPatch) -
     state = loader(place()).save_state_rank()
     with pytest.raises(StateError, match=r"global_dst_rank=0 is not among the ranks \[2, 6\]"):
         loader(two_of_eight).save_state_global(0)
-    with pytest.raises(StateError, match=r"src_rank=0 is not among the ranks \[2, 6\]"):
-        loader(two_of_eight).restore_state_global(state, src_rank=0)
+    for outside in (2, 6, -1):
+        reason = rf"src_rank={outside} is not a rank of .* within the group \[2, 6\]: give 0 to 1"
+        with pytest.raises(StateError, match=reason):
+            loader(two_of_eight).restore_state_global(state, src_rank=outside)
+    sent: list[Any] = []
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda box, src, group: sent.append((src, group)))
+    loader(two_of_eight).restore_state_global(state, src_rank=1)
+    assert sent == [(6, group)], "as in Energon, src_rank counts within the group"
+    with pytest.raises(StateError, match=r"src_rank=0 \(global rank 2\) sent None instead of a state"):
+        loader(two_of_eight).restore_state_global(None, src_rank=0)
     for wrong in (place(0, 0, 2), replace(two_of_eight, world_size=4)):
         with pytest.raises(StateError, match=r"over the ranks \[.*6.*\] .* has world_size \d"):
             loader(wrong).save_state_global(0)

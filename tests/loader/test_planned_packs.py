@@ -618,3 +618,41 @@ def test_options_that_cannot_work(folder: Path) -> None:
     for options in ({"max_length": 0}, {"max_length": 10, "window": 0}, {"max_length": 10, "multiple": 20}):
         with pytest.raises(ConfigError, match=r"invalid|larger"):
             PlannedPacks(**options)
+
+
+class Unchecked(Encoder):
+    """Packs samples whatever their lengths are."""
+
+    @ed.stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"__key__": samples[0]["__key__"], "texts": [sample["text"] for sample in samples]}
+
+
+def test_weights_may_be_set_again_for_a_step_that_begins_with_a_window(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "energon_dali.assembly.measured_plan.open_measures",
+        lambda source, *_, **__: Values([50] * {"a": 160, "b": 70}[Path(source.name).name], source.name),
+    )
+    options = {"packs": PlannedPacks(MAX_LENGTH, window=24, real_length=None)}
+    job = Job(folder / "blend.yaml", 1, 12, 3, encoder=Unchecked(), options=options)
+
+    def steps(loader: Any, count: int) -> list[str]:
+        return [text.split()[0] for batch in take(loader, 4 * count) for pack in batch.packs for text in pack]
+
+    with job.loader(0) as loader:
+        found = steps(loader, 2)
+        for step, weights in ((2, [0.1, 0.9]), (3, [0.9, 0.1]), (4, [0.5, 0.5])):
+            loader.set_weights(weights, from_step=step)
+            found += steps(loader, 1)
+        found += steps(loader, 3)
+        state = loader.save_state_rank()
+        rest = steps(loader, 1)
+    counts = Counter(found)
+    for name, size in (("a", 160), ("b", 70)):  # each pass has every sample once
+        of_one = [counts[f"{name}{number:03d}"] for number in range(size)]
+        assert max(of_one) - min(of_one) <= 1
+    with job.loader(0) as loader:
+        loader.restore_state_rank(state)
+        assert steps(loader, 1) == rest

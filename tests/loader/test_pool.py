@@ -6,6 +6,7 @@ import gc
 import importlib
 import mmap
 import os
+import random
 import re
 import resource
 import signal
@@ -130,6 +131,32 @@ def test_a_stream_started_ahead_of_time_is_not_started_twice() -> None:
     pool.start(0, None)
     assert [pool.next_block(0).elements[0][2] for _ in range(3)] == [0, 4, 8]
     pool.close()
+
+
+def draw(*_: int) -> tuple[float, float, float]:
+    """Draws from the three global generators, which nobody but the worker seeds."""
+    return random.random(), float(np.random.random()), torch.rand(1).item()
+
+
+def drawn_from(*states: dict[str, int] | None) -> list[tuple[float, float, float]]:
+    """Returns what a worker draws for the last one of its streams, which start at the given states."""
+    pool = make_pool([100] * len(states), make=draw)
+    for stream, state in enumerate(states):
+        pool.start(stream, state)
+    elements = pool.next_block(len(states) - 1).elements
+    pool.close()
+    return elements
+
+
+def test_draws_follow_from_where_a_worker_starts() -> None:
+    at_first = drawn_from(None)
+    later = drawn_from({"epoch": 0, "place": 8})
+    assert drawn_from(None) == at_first
+    assert drawn_from({"epoch": 0, "place": 8}) == later
+    for number in range(3):
+        assert len({one[number] for one in at_first + later}) == len(at_first + later)
+    other = {"epoch": 0, "place": 12}
+    assert drawn_from(other, other) != drawn_from({"epoch": 0, "place": 8}, other), "only the first stream moved"
 
 
 def test_workers_make_no_more_than_the_prefetch_ahead_and_stop_at_the_end_of_an_epoch() -> None:

@@ -65,6 +65,48 @@ def test_the_draws_of_hooks_and_trainer_do_not_mix(tmp_path: Path, caplog: pytes
     assert "decode_process=True" in caplog.text
 
 
+class Unseeded(ed.DefaultTaskEncoder):
+    decoder = ed.SampleDecoder(image_decode="torchrgb8")
+
+    @ed.stateless
+    def encode_sample(self, sample: Any) -> Any:
+        sample.image = torch.tensor(drawn(), dtype=torch.float64)
+        return sample
+
+
+def unseeded_loader(folder: Path) -> Any:
+    dataset = ed.get_train_dataset(
+        folder,
+        worker_config=ed.WorkerConfig(rank=0, world_size=1, num_workers=1),
+        batch_size=2,
+        task_encoder=Unseeded(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    return ed.get_savable_loader(dataset, start_method="fork")
+
+
+def draws_of(loader: Any, count: int) -> list[Any]:
+    return [tuple(row) for _, batch in zip(range(count), loader, strict=False) for row in batch.image.tolist()]
+
+
+def test_hooks_that_do_not_seed_draw_something_else_after_a_restart(tmp_path: Path) -> None:
+    folder = captioning_dataset(tmp_path / "data")
+    with unseeded_loader(folder) as loader:
+        first = draws_of(loader, 3)
+        state = loader.save_state_rank()
+        loader.skip_steps(3, 4)  # starts the workers again
+        skipped = draws_of(loader, 3)
+    assert len({*first, *skipped}) == len(first) + len(skipped)
+    restored = []
+    for _ in range(2):
+        with unseeded_loader(folder) as loader:
+            loader.restore_state_rank(state)
+            restored.append(draws_of(loader, 3))
+    assert restored[0] == restored[1]
+    assert len({*first, *restored[0]}) == len(first) + len(restored[0])
+
+
 def test_ranks_that_share_batches_need_a_decode_process(tmp_path: Path) -> None:
     addresses = [f"seeded-hooks-{secrets.token_hex(8)}" for _ in range(2)]
     members = [Member(rank, "node", address) for rank, address in enumerate(addresses)]

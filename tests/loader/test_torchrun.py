@@ -138,7 +138,7 @@ except Exception as error:
 state = paired.save_state_global(global_dst_rank=rank % 2)
 pair_after = keys_of(paired, 3)
 again = loader_in(groups[rank % 2], workers=0)
-again.restore_state_global(state, src_rank=rank % 2)
+again.restore_state_global(state, src_rank=0)  # the first rank of the group, which is rank 0 or 1 of the world
 assert keys_of(again, 3) == pair_after
 report(before=before, after=after, pair=pair_before + pair_after)
 """

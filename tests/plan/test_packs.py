@@ -299,10 +299,18 @@ def test_windows_without_a_pack_last_long_where_the_samples_that_fit_have_a_smal
 
 def test_a_part_of_a_dataset_of_which_nothing_fits_is_an_error() -> None:
     plan = packed(source(3000, shuffle=False), [3000], rule=PackRule(64, window=20))
-    values = lengths_with_gap(3001, slice(3000))  # the last sample is not of this part
+    values = lengths_with_gap(90_000, slice(3000))  # the others are not of this part
     plan = replace(plan, measured=MeasuredRows((values,), (np.zeros(1, np.int64),)))
-    with pytest.raises(ConfigError, match="The last 301 windows have no pack"):
+    with pytest.raises(ConfigError, match="The last 300 windows have no pack"):
         plan.step_at(0, 0)
+
+
+def test_an_epoch_without_a_pack_is_an_error() -> None:
+    plan = packed(source(97, repeat=False), [97], rule=PackRule(64, window=20))
+    plan = replace(plan, measured=MeasuredRows((lengths_with_gap(97, slice(None)),), (np.zeros(1, np.int64),)))
+    for use in (lambda: plan.step_at(0, 0), lambda: plan.steps_of_epoch(0), lambda: plan.cursor_after(6)):
+        with pytest.raises(ConfigError, match="An epoch has no pack"):
+            use()
 
 
 def test_a_cursor_of_other_windows_is_refused() -> None:

@@ -13,8 +13,16 @@ from energon_dali import batch_audio
 from energon_dali.decode.audio_front_ends.speech_llm import Qwen3Omni
 from energon_dali.decode.audio_front_ends.whisper import Whisper
 from energon_dali.errors import ConfigError
-from energon_dali.samples.base import SourceInfo
-from energon_dali.samples.batching import batch_list, batch_pad_stack, batch_stack, generic_batch, image_layout
+from energon_dali.samples.base import Batch, SourceInfo, edataclass
+from energon_dali.samples.batching import (
+    batch_alike,
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    generic_batch,
+    image_layout,
+    make_batch,
+)
 from energon_dali.samples.kinds import Clips, TextSample
 
 
@@ -215,3 +223,56 @@ def test_base_fields_of_samples_stay_apart() -> None:
 def test_samples_with_different_fields_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"the first has \['a'\], another \['a', 'b'\]"):
         generic_batch([{"a": 1}, {"a": 1, "b": 2}])
+
+
+@edataclass
+class Padded(Batch):
+    x: torch.Tensor
+
+
+@edataclass
+class Longest(Padded):
+    @classmethod
+    def from_samples(cls, samples: Any, **overrides: Any) -> Any:
+        longest = max(len(sample["x"]) for sample in samples)
+        return super().from_samples(samples, x=torch.tensor([longest]), **overrides)
+
+
+class Longer(Longest):
+    """Inherits `from_samples`."""
+
+
+@dataclass
+class Joined:
+    x: torch.Tensor
+
+    @staticmethod
+    def from_samples(samples: Any) -> Any:
+        return Joined(torch.cat([sample["x"] for sample in samples]))
+
+
+def lines() -> list[dict[str, Any]]:
+    return [{"__key__": f"k{n}", "__restore_key__": (n,), "x": torch.ones(n)} for n in (1, 2)]
+
+
+@pytest.mark.parametrize("kind", [Longest, Longer])
+def test_a_type_with_its_own_from_samples_makes_the_batch(kind: Any) -> None:
+    batch = make_batch(lines(), kind, {"x": batch_list}, generic_batch)
+    assert type(batch) is kind
+    assert batch.x.tolist() == [2]
+    assert batch.__key__ == ["k1", "k2"]
+
+
+def test_from_samples_may_belong_to_any_dataclass() -> None:
+    assert make_batch(lines(), Joined, {}, generic_batch).x.tolist() == [1, 1, 1]
+    clips = Clips(frames=torch.zeros(1, 2, 3, 4, 4), timestamps=torch.zeros(1, 2))
+    batch = batch_alike([clips, clips])
+    assert batch.frames.shape == (2, 1, 2, 3, 4, 4)
+    assert batch.audio is None
+    with pytest.raises(ConfigError, match="at least one sample"):
+        make_batch([], Joined, {}, generic_batch)
+
+
+def test_the_from_samples_of_batch_itself_leaves_padding_and_actions_to_the_fields() -> None:
+    assert make_batch(lines(), Padded, {}, generic_batch).x.tolist() == [[1, 0], [1, 1]]
+    assert isinstance(make_batch(lines(), Padded, {"x": batch_list}, generic_batch).x, list)

@@ -84,7 +84,21 @@ def test_it_travels_with_one_inner_encoder() -> None:
     for other in (copy.copy(outer), pickle.loads(pickle.dumps(outer))):
         assert other.encode_batch(5) == 11
         assert other.encode_sample.__self__ is other.task_encoder
+        assert other._task_encoder is other.task_encoder
         assert list(other.encode_sample(1)) == [1, 2]
+
+
+def test_the_inner_encoder_has_its_name_in_energon() -> None:
+    class Written(AugmentTaskEncoder[Any, Any, Any, Any]):
+        def encode_batch(self, batch: Any) -> Any:
+            return self._task_encoder.encode_batch(batch) + 1
+
+    inner = Inner()
+    assert Written(inner)._task_encoder is inner
+    assert Written(inner).encode_batch(5) == 11
+    made = Written(inner)
+    made._task_encoder = other = Inner()
+    assert made.task_encoder is other
 
 
 def test_a_subclass_may_bring_its_own_decoder() -> None:

@@ -38,11 +38,13 @@ class EpochizeDataset(PassThroughDataset[Any]):
     restart = False
     steps: int | None = None
     """Steps of the job per epoch, where global batches decide how many elements these are; see `of_steps`."""
+    shortest = 1
+    """The shortest length of an epoch."""
 
     @explain_call
     def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self.length = check_count("length", length, "it counts the elements of an epoch")
+        self.length = check_count("length", length, "it counts the elements of an epoch", least=self.shortest)
 
     @classmethod
     def of_steps(cls, dataset: SavableDataset[Any], steps: int) -> Self:
@@ -97,15 +99,16 @@ class LimitDataset(EpochizeDataset):
 
     Args:
         dataset: The dataset below.
-        length: Elements per epoch, at least 1: of each rank, or of the job inside another dataset.
+        length: Elements per epoch: of each rank, or of the job inside another dataset. 0 yields nothing.
         reset_after_epoch: Accepted for compatibility with Energon, where every epoch starts from the beginning as well.
         worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: length is less than 1.
+        ConfigError: length is not a whole number of at least 0.
     """
 
     restart = True
+    shortest = 0
 
     @explain_call
     def __init__(

@@ -222,7 +222,7 @@ class FrontEnd(ProcessorFamily):
         return layout.num_tokens
 
     def number_tokens(self, number: int) -> int:
-        """Returns the tokens of the number that `expand_text` writes before an image; mostly 0, as none is written.
+        """Returns how many tokens the number before an image takes in `expand_text`; 0 if it writes none.
 
         Args:
             number: Of the image among those of its sample, from 0.

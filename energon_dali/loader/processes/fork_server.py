@@ -281,7 +281,7 @@ class ForkServer:
         try:
             if is_copy:
                 kept = {0, 1, 2, theirs.fileno(), pipe}
-                self._process = launch_copy(theirs, pipe, partial(_let_go_of_connections, kept))
+                self._process = launch_copy(theirs, pipe, partial(_release_connections, kept))
             else:
                 self._process = launch("spawn", theirs, pipe, task)
             self._channel.send(pickle_task(task))
@@ -342,15 +342,15 @@ class ForkServer:
         self._parent_pipe_end.close()
 
 
-def _let_go_of_connections(kept: Set[int]) -> None:
-    """Lets go of the pipes and sockets that a copy of a process has open, but for some descriptors.
+def _release_connections(kept: Set[int]) -> None:
+    """Releases the pipes and sockets that a copied process has open, except some descriptors.
 
-    Otherwise a program that reads from such a pipe would not see that the first process has closed it. Their numbers
-    stay taken, by a file that takes everything: objects that still have them may close them.
+    Otherwise a program that reads from such a pipe would not see that the first process has closed it. The numbers stay
+    in use and refer to the null device, because objects that hold them may still close them.
     """
     with open(os.devnull, "r+b", buffering=0) as nothing:
         for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-            with contextlib.suppress(OSError):  # the descriptor that lists them is closed again
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
                 mode = os.fstat(number).st_mode
                 if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
                     os.dup2(nothing.fileno(), number, inheritable=False)

@@ -138,15 +138,17 @@ def keep_freed_memory() -> bool:
     )
 
 
-def seed_generators(seed_offset: int, rank: int, number: int) -> None:
+def seed_generators(seed_offset: int, rank: int, number: int, *origin: int) -> None:
     """Seeds the global random generators for hooks that use them; this package does not.
 
     Args:
         seed_offset: The job's.
         rank: The rank.
         number: Number of the process inside the rank.
+        *origin: A hash of the state at which the process starts, so that it does not repeat the draws of an earlier
+            start; nothing if it is given none.
     """
-    seed = mix(seed_offset, rank, number) % 2**32
+    seed = mix(seed_offset, rank, number, *origin) % 2**32
     random.seed(seed)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:

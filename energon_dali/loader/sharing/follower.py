@@ -191,6 +191,7 @@ class FollowerLoader(SharingLoader[T]):
 
     def resize(self, rank: int, world_size: int) -> None:
         """Expects that the rank that reads continues with another number of ranks; see SavableDataLoader.resize."""
+        self._check_global_batches("resize")
         old = self.worker_config
         self.worker_config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
         self._note_call("resize", rank=rank, world_size=world_size)

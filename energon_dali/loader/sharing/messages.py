@@ -55,7 +55,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What followers say of the dataset, which they do not open. `resize` changes it."""
+    """What followers report about the dataset, which they do not open. `resize` changes these values."""
 
     length: int
     """Batches of a rank in an epoch."""
@@ -103,6 +103,7 @@ class Element:
     state: bytes
     """The pickled state of the reader's loader after it."""
     sizes: Sizes
+    """Those of the reader's loader."""
     ends_epoch: bool
     payload: Payload | None
     """None at the end of an epoch."""

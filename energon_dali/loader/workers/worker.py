@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,8 @@ from energon_dali.loader.processes.messages import Credits, Message, StartStream
 from energon_dali.loader.processes.serialization import serialize
 from energon_dali.loader.processes.server import BlockServer, ReportingTask, seed_generators
 from energon_dali.loader.processes.work_board import WorkReporter
+from energon_dali.plan.rng import mix
+from energon_dali.shards.documents.state_entries import plain
 from energon_dali.shards.storage.local import allow_many_files
 from energon_dali.worker_config import IdleCores, cores_per_rank
 
@@ -115,6 +119,8 @@ class WorkerServer(BlockServer):
         self._task = task
         self._num_streams = config.layout.num_streams
         self._streams: dict[int, _Stream] = {}
+        self._origin = 0
+        """A hash of the states at which streams started here; 0 if none was given."""
 
     def serve(self) -> None:
         """Runs until the rank hangs up.
@@ -169,6 +175,7 @@ class WorkerServer(BlockServer):
 
         self._stop(message.stream)
         try:
+            self._seed_for(message)
             number, stream = divmod(message.stream, self._num_streams)
             fresh = self._task.options.start_method != "fork"
             context = StreamContext(stream, self.metrics, in_worker=True, fresh_process=fresh)
@@ -181,6 +188,15 @@ class WorkerServer(BlockServer):
             self._send_failure(message.stream, message.generation, error)
             return
         self._streams[message.stream] = _Stream(iterator, message.generation, message.credits)
+
+    def _seed_for(self, start: StartStream) -> None:
+        """Seeds the global generators again for a stream that continues: hooks must not draw what they drew before."""
+        if start.state is None:
+            return
+        state = zlib.crc32(json.dumps(plain(start.state), default=str, skipkeys=True).encode())
+        self._origin = mix(self._origin, start.stream, state)
+        task = self._task
+        seed_generators(task.seed_offset, task.rank, task.worker, self._origin)
 
     def _stop(self, number: int) -> None:
         stream = self._streams.pop(number, None)

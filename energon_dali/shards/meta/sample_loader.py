@@ -16,6 +16,8 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
 
 _REFERENCE = re.compile(r"([\w./-]+\.py):(\w+)")
+MODULE_NAME = "energon_dali_sample_loader"
+"""Begins the names of the modules as which these files run."""
 _numbers = count()
 """Of modules, so that threads that run two files at once do not replace each other's."""
 
@@ -39,7 +41,7 @@ class DatasetFunction:
         self.source = source
         self.name = name
         self.path = path
-        module = ModuleType(f"energon_dali_sample_loader_{next(_numbers)}")
+        module = ModuleType(f"{MODULE_NAME}_{next(_numbers)}")
         module.__file__ = path
         # dataclasses look there for what annotations name. The module does not stay: if it did, its classes would be
         # pickled by name, and another process has no module of that name.
