@@ -153,3 +153,11 @@ def test_against_another_checkout_our_candidates_run_twice_and_others_once(tmp_p
         f"{name} (before)" for name in ours
     }
     assert {(bar.of, bar.to) for bar in both.bars} >= {(name, f"{name} (before)") for name in ours}
+
+
+def test_a_new_checkout_is_compiled_before_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "energon_dali").mkdir()
+    (tmp_path / "energon_dali" / "loader.py").write_text("x = 1\n")
+    run.compile_modules(tmp_path)
+    assert list((tmp_path / "energon_dali" / "__pycache__").glob("loader.*.pyc"))
