@@ -147,8 +147,8 @@ def get_val_dataset(
             validated on.
         packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack. Cost:
             memory for that many encoded samples per stream.
-        limit: Batches per rank after which an epoch ends; the next epoch starts from the beginning. None takes all.
-            Inside another dataset, batches of the job.
+        limit: Batches per rank after which an epoch ends; the next epoch starts from the beginning. None or 0
+            takes all. Inside another dataset, batches of the job.
         allow_empty: Accept a split part without samples, whose epochs are empty. By default it is an error.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         global_batch_size: Samples that all ranks together take in one step; each sample comes once and all ranks

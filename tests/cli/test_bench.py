@@ -272,10 +272,12 @@ def test_the_commands_print_rates_and_settings(folder: Path, monkeypatch: pytest
     document = json.loads(CliRunner().invoke(main, ["bench", *as_json]).output)
     assert document["loaders"][0]["num_workers"] == 0
     measured = fake_rates(monkeypatch, lambda setting: 1 + setting.num_workers)
-    told = CliRunner().invoke(main, ["tune", *options, "--seconds", "5", "--most-workers", "2"])
-    assert told.exit_code == 0, told.output
-    assert "num_workers=2, num_streams=8 * world_size" in told.output
+    result = CliRunner().invoke(main, ["tune", *options, "--seconds", "5", "--most-workers", "2"])
+    assert result.exit_code == 0, result.output
+    assert "num_workers=2, num_streams=8 * world_size" in result.output
     assert {setting.decoder for setting in measured} >= {"own", "dali-cpu"}
-    told = CliRunner().invoke(main, ["tune", *options, "--seconds", "5", "--most-workers", "2", "--write", "/proc/x/y"])
-    assert told.exit_code == 1, "the file cannot be written"
-    assert "num_workers=2, num_streams=8 * world_size" in told.output
+    result = CliRunner().invoke(
+        main, ["tune", *options, "--seconds", "5", "--most-workers", "2", "--write", "/proc/x/y"]
+    )
+    assert result.exit_code == 1, "the file cannot be written"
+    assert "num_workers=2, num_streams=8 * world_size" in result.output

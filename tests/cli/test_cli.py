@@ -398,16 +398,16 @@ def test_a_dataset_yaml_that_is_there_is_kept(tmp_path: Path) -> None:
     ok(*prepare, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg", "caption": "txt"}')
     kept = dataset_yaml(tmp_path)
     for words in ((), ("--skip-dataset-yaml",)):
-        told = ok(*prepare, *words)
-        assert "Kept the dataset.yaml that is there." in told
-        assert "manually" not in told
-        assert "Warning" not in told
+        printed = ok(*prepare, *words)
+        assert "Kept the dataset.yaml that is there." in printed
+        assert "manually" not in printed
+        assert "Warning" not in printed
     captions_of_another_kind = {"a.png": b"", "a.txt": b""}
     for shard in tmp_path.glob("*.tar"):
         write_tar(shard, {shard.stem + name: content for name, content in captions_of_another_kind.items()})
     assert "Warning: no sample has a part 'jpg' for the field 'image'; there are png, txt." in ok(*prepare)
     assert dataset_yaml(tmp_path) == kept
     (tmp_path / ".nv-meta" / "dataset.yaml").write_text("sample_type: [")
-    told = ok(*prepare)
-    assert "Warning: " in told
-    assert "dataset.yaml" in told
+    printed = ok(*prepare)
+    assert "Warning: " in printed
+    assert "dataset.yaml" in printed
