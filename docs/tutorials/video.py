@@ -126,7 +126,7 @@ print(float(frames.min()) >= 0 and float(frames.max()) <= 1)  # True
 # ## What next
 #
 # - On a GPU host, `DaliDecoder(av_decode=...)` takes the same options, and decodes on the GPU what its hardware supports. This
-#   has run on one GPU so far ([first runs](../gpu-notes.md)).
+#   has run on two GPUs so far ([first runs](../gpu-notes.md)).
 # - Clips that your code chooses, formats, and what each costs: [video](../video.md)
 # - Frames and tokens as a Hugging Face video processor returns them: `VideoClips(front_end=VideoFrontEnd.from_processor(...))`,
 #   as in [a vision-language model, packed](vision_language.py)

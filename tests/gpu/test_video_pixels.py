@@ -31,6 +31,7 @@ RECIPES = {
 UNSUITABLE = """
 import json, logging, sys
 sys.path.insert(0, ".")
+import torch
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.runtime.device import resolve_device
@@ -50,7 +51,9 @@ handle, file = stage_clips(container, data, spec)
 file.close()
 print(json.dumps({"staged": handle.profile}), flush=True)
 decoder = DaliDecoder(av_decode=spec, video_decode_device=kind)
-(outcome,) = BACKENDS["dali"].submit(decoder.engine_options, resolve_device(kind, "video"), [handle]).result(60)
+stream = torch.cuda.current_stream() if kind == "gpu" else None
+device = resolve_device(kind, "video")
+(outcome,) = BACKENDS["dali"].submit(decoder.engine_options, device, [handle], stream=stream).result(60)
 print(json.dumps({"outcome": type(outcome).__name__, "route": outcome.route, "said": said}), flush=True)
 """
 
