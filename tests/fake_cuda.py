@@ -58,6 +58,11 @@ class Stream:
             self.cuda.note("wait_event", self)
         self.work += event.work
 
+    def query(self) -> bool:
+        if self.cuda is not None and not self.cuda.works:
+            raise RuntimeError("CUDA error: device-side assert triggered\nDevice-side assertions were not compiled")
+        return True
+
 
 class Event:
     """The work that a CUDA stream had finished when the event was recorded."""

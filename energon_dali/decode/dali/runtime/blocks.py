@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.decode.dali.runtime.device import Device, load_backend, refuse_capture
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
+from energon_dali.errors import DeviceFailedError
 from energon_dali.samples.transfer import map_tensors
 from energon_dali.shards.storage.local import ReusedBuffers
 
@@ -28,6 +29,8 @@ GPU_BUDGET_BYTES = 8 << 30
 """Default budget of a GPU."""
 _WORKSPACE_BYTES = 32 << 20
 """Memory of the decoders themselves when `has_room` looks for room; a low guess, as it was not measured."""
+_LOOK_SECONDS = 5.0
+"""A consumer that waits for a block looks this often whether the GPU still works."""
 RESULT_BYTES = 256 << 20
 """Most memory of results on the CPU that is used again."""
 RESULTS = ReusedBuffers(RESULT_BYTES)
@@ -48,7 +51,15 @@ class StreamFuture(Future[list[Outcome]]):
         self._stream = stream
 
     def result(self, timeout: float | None = None) -> list[Outcome]:
-        """Returns the outcomes. From now on the consumer's stream may use their values; the host does not wait."""
+        """Returns the outcomes. From now on the consumer's stream may use their values; the host does not wait.
+
+        Raises:
+            DeviceFailedError: The GPU failed. Threads of nvImageCodec that meet a lost CUDA context end their work
+                without saying so, and DALI waits for them for ever (seen with 0.9 on an H200).
+        """
+        if self._stream is not None and timeout is None:
+            while not wait([self], _LOOK_SECONDS).done:
+                self._check_gpu()
         outcomes = super().result(timeout)
         if self._stream is not None:
             events = {id(outcome.ready): outcome.ready for outcome in outcomes if isinstance(outcome, Decoded)}
@@ -56,6 +67,15 @@ class StreamFuture(Future[list[Outcome]]):
                 if event is not None:
                     self._stream.wait_event(event)
         return outcomes
+
+    def _check_gpu(self) -> None:
+        try:
+            self._stream.query()
+        except RuntimeError as error:
+            raise DeviceFailedError(
+                f"The GPU failed while it decoded a block: {str(error).partition(chr(10))[0]}. No sample caused this, "
+                "so nothing was skipped. Start the process again; CUDA_LAUNCH_BLOCKING=1 shows which operation fails."
+            ) from error
 
 
 class FutureGroup:

@@ -21,11 +21,12 @@ from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.decode.dali import close_engines, dispatch
 from energon_dali.decode.dali.images import codecs, engine
 from energon_dali.decode.dali.images.dali_reader import DaliReader, ReaderRow
+from energon_dali.decode.dali.runtime import blocks
 from energon_dali.decode.dali.runtime.host_decoding import DecodedHandle
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.errors import ConfigError, DecodeError, DeviceFailedError
 from tests.decode.sample_images import sample_images
-from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
+from tests.fake_cuda import FakeCuda, GpuTensor, Stream, install_dali
 
 GPU = 1
 NO_ROOM = "Error in MIXED operator,\n\nencountered:\n\nCan't allocate 3145728 bytes on device 1.\nCurrent pipeline"
@@ -100,6 +101,38 @@ def test_the_consumer_waits_for_a_block_when_it_takes_it(
     else:  # torch's other allocators refuse to note a second stream for DALI's memory
         assert words == ["decoded", "decoded", "hooks"]
     assert {call.detail is consumer for call in cuda.named("dali.outputs")} == {backend != "native"}
+
+
+def test_a_consumer_does_not_wait_for_a_gpu_that_failed(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI never returns from a run whose CUDA context was lost; a run that only takes long is waited for."""
+    monkeypatch.setattr(blocks, "_LOOK_SECONDS", 0.05)
+    looks, go = threading.Semaphore(0), threading.Event()
+    query = Stream.query
+
+    def look(stream: Stream) -> bool:
+        looks.release()
+        return query(stream)
+
+    def decode() -> None:
+        go.wait(60)
+
+    def end_after_three_looks() -> None:
+        for _ in range(3):
+            looks.acquire(timeout=60)
+        go.set()
+
+    monkeypatch.setattr(Stream, "query", look)
+    install_dali(monkeypatch, cuda, fail=decode)
+    decoder = decoder_for_gpu()
+    busy = decoder.submit_block(jpegs(decoder))
+    threading.Thread(target=end_after_three_looks, daemon=True).start()
+    assert len(values(busy.result())) == 4
+    go.clear()
+    lost = decoder.submit_block(jpegs(decoder))
+    cuda.works = False
+    with pytest.raises(DeviceFailedError, match=r"assert triggered\. No sample caused this.*Start the process again"):
+        lost.result()
+    go.set()
 
 
 def test_what_pil_decodes_is_copied_from_page_locked_memory_on_a_stream_of_its_own(cuda: FakeCuda) -> None:
