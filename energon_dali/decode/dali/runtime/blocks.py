@@ -54,8 +54,8 @@ class StreamFuture(Future[list[Outcome]]):
         """Returns the outcomes. From now on the consumer's stream may use their values; the host does not wait.
 
         Raises:
-            DeviceFailedError: The GPU failed. Threads of nvImageCodec that meet a lost CUDA context end their work
-                without saying so, and DALI waits for them for ever (seen with 0.9 on an H200).
+            DeviceFailedError: The GPU failed. Threads of nvImageCodec that meet a lost CUDA context stop without
+                completing their images, and DALI waits for those indefinitely (seen with 0.9 on an H200).
         """
         if self._stream is not None and timeout is None:
             while not wait([self], _LOOK_SECONDS).done:
@@ -72,9 +72,10 @@ class StreamFuture(Future[list[Outcome]]):
         try:
             self._stream.query()
         except RuntimeError as error:
+            cause = str(error).partition("\n")[0]
             raise DeviceFailedError(
-                f"The GPU failed while it decoded a block: {str(error).partition(chr(10))[0]}. No sample caused this, "
-                "so nothing was skipped. Start the process again; CUDA_LAUNCH_BLOCKING=1 shows which operation fails."
+                f"The GPU failed while it decoded a block: {cause}. No sample caused this, so nothing was skipped. "
+                "Start the process again; CUDA_LAUNCH_BLOCKING=1 shows which operation fails."
             ) from error
 
 
