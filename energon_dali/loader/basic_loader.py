@@ -189,7 +189,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         refuse_capture("A batch was taken")  # before it leaves the queue: the loader stays open, and loses nothing
         started = -1.0
         before: State | None = None
-        place = -1, 0
+        place: Any = None
         taken = False
         try:
             started = self._clock.start()
@@ -202,7 +202,7 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
                     self.change_workers(number)
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
-                before, place = prefetcher.snapshot, (self._epoch, self._given)
+                before, place = prefetcher.snapshot, self._begin_taking()
                 if self._job is not None:
                     self._job.note(before)
                 try:
@@ -233,9 +233,22 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         except BaseException as error:
             self._clock.stop_without_batch(started, type(error).__name__)
             if taken:
-                self._snapshot, (self._epoch, self._given) = before, place
-            self.close()
+                self._snapshot = before
+                self._go_back_to(place)
+            self._close_failed()
             raise
+
+    def _begin_taking(self) -> Any:
+        """Returns where the loader is, for `_go_back_to`; an element is taken next."""
+        return self._epoch, self._given
+
+    def _go_back_to(self, place: Any) -> None:
+        """Takes back what was taken since `_begin_taking`: the trainer does not get it."""
+        self._epoch, self._given = place
+
+    def _close_failed(self) -> None:
+        """Closes the loader because of an error, which may be Ctrl-C."""
+        self.close()
 
     def _check_process(self) -> None:
         """Refuses to take batches in a forked copy: it would take those of the original."""
@@ -321,22 +334,26 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
 
     def _stop(self) -> bool:
         """Ends workers and threads, if there are any; returns whether there were."""
-        prefetcher, self._prefetcher = self._prefetcher, None
-        if prefetcher is None:
-            return False
-        # Another thread may open the next one meanwhile.
-        finalizer, closing = self._finalizer, self._closing
-        self._finalizer = self._closing = None
-        self._watchdog.show_workers = None
+        prefetcher: Prefetcher | None = None
+        is_open = False
         try:
-            if finalizer is not None and finalizer.detach() is not None:
-                if closing is not None:
+            with interrupts_deferred():  # what is not stored here any more and not closed would never be ended
+                prefetcher, self._prefetcher = self._prefetcher, None
+                # Another thread may open the next one meanwhile.
+                finalizer, closing = self._finalizer, self._closing
+                self._finalizer = self._closing = None
+                self._watchdog.show_workers = None
+                is_open = finalizer is not None and finalizer.detach() is not None
+                if closing is not None and is_open:
                     forget(closing)
-                prefetcher.close()
-        finally:  # also after another Ctrl-C
-            if self._shared_cache is not None:
-                self._shared_cache.close()
-        return True
+        finally:  # also after Ctrl-C
+            try:
+                if prefetcher is not None and is_open:
+                    prefetcher.close()
+            finally:
+                if prefetcher is not None and self._shared_cache is not None:
+                    self._shared_cache.close()
+        return prefetcher is not None
 
     def __enter__(self) -> BasicDataLoader[T]:
         return self

@@ -29,6 +29,7 @@ from energon_dali.loader.failure_report import FailureReporter
 from energon_dali.loader.global_job import GlobalJob, no_weights
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import LoaderIdentity, merge_states
+from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.plan.global_batches import GlobalBatchPlan
 from energon_dali.shards.documents.state_entries import plain
 from energon_dali.worker_config import WorkerConfig
@@ -127,16 +128,17 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "Make a new loader and restore into that."
             )
         position = self._identity.position(state, allow_changed_hooks=allow_changed_hooks)
-        if self._job is not None:
-            self._go_on_at(self._job.restored(state, position))
-            self._steps.clear()
-        elif self._skipped_before:
-            self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._skipped_before])}
-        else:
-            self._snapshot = position
-        if self._reporter.earlier or "failures" in state:
-            self._reporter.take_over(state)
-        self._note_call("restore_state_rank", state=without_failures(state))
+        with interrupts_deferred():
+            if self._job is not None:
+                self._go_on_at(self._job.restored(state, position))
+                self._steps.clear()
+            elif self._skipped_before:
+                self._snapshot = {**position, **as_entry([*skipped_by_state(position), *self._skipped_before])}
+            else:
+                self._snapshot = position
+            if self._reporter.earlier or "failures" in state:
+                self._reporter.take_over(state)
+            self._note_call("restore_state_rank", state=without_failures(state))
 
     def state_dict(self) -> State:
         """Same as save_state_rank, under the name that torch's tools use.
@@ -186,9 +188,10 @@ class SavableDataLoader(BasicDataLoader[T]):
             with self._turn:
                 position = self._delivered()
                 self._stop()
-                self._go_on_at(self._job.without_steps(position, first, stop, has_begun=self._begun))
+                with interrupts_deferred():
+                    self._go_on_at(self._job.without_steps(position, first, stop, has_begun=self._begun))
+                    self._note_call("skip_steps", first=first, stop=stop, by=by)
             logger.info("Steps %d to %d of the job will be left out.", first, stop - 1)
-            self._note_call("skip_steps", first=first, stop=stop, by=by)
             return
         unknown = plan_obstacles(self.dataset) if by == "auto" else []
         chosen: SkipBy = ("run" if unknown else "plan") if by == "auto" else by
@@ -201,13 +204,17 @@ class SavableDataLoader(BasicDataLoader[T]):
             if passed >= stop:
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
             self._stop()  # what was prefetched may belong to the range
-            self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
-            if not self._begun:
-                self._skipped_before.append(new)
-            self._note_call("skip_steps", first=first, stop=stop, by=by)
+            with interrupts_deferred():
+                self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
+                if not self._begun:
+                    self._skipped_before.append(new)
+                self._note_call("skip_steps", first=first, stop=stop, by=by)
 
     def _note_call(self, name: str, **arguments: Any) -> None:
-        """Notes a call that decides which batches come; ranks that share their batches compare them."""
+        """Notes a call that decides which batches come; ranks that share their batches compare them.
+
+        Ctrl-C must not come between the change and its note: this rank would go on as if nobody had called.
+        """
 
     def _go_on_at(self, position: State) -> None:
         """Continues global batches at a position; nothing may run meanwhile."""
@@ -261,8 +268,9 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "start_at was called after the first batch was taken. Make a new loader, and call it there first."
             )
         position = self._snapshot or RankIterator(self._tree).state_dict()
-        self._snapshot = job.started_at(position, consumed_samples, step)
-        self._note_call("start_at", consumed_samples=consumed_samples, step=step)
+        with interrupts_deferred():
+            self._snapshot = job.started_at(position, consumed_samples, step)
+            self._note_call("start_at", consumed_samples=consumed_samples, step=step)
 
     def _global_batches(self, what: str) -> tuple[GlobalJob, GlobalBatchPlan]:
         batches = self._tree.global_batches
@@ -300,9 +308,10 @@ class SavableDataLoader(BasicDataLoader[T]):
         with self._turn:
             position = self._delivered()
             self._stop()
-            self._go_on_at(self._job.resized(position, rank, world_size))
-            self._continue_with(config)
-            self._note_call("resize", rank=rank, world_size=world_size)
+            with interrupts_deferred():
+                self._go_on_at(self._job.resized(position, rank, world_size))
+                self._continue_with(config)
+                self._note_call("resize", rank=rank, world_size=world_size)
 
     def set_weights(
         self,
@@ -341,8 +350,9 @@ class SavableDataLoader(BasicDataLoader[T]):
             position = self._delivered()
             self._stop()  # what was prefetched may have other weights
             steps, samples = (from_step, until_step), (from_sample, until_sample)
-            self._go_on_at(self._job.with_weights(position, weights, steps, samples, has_begun=self._begun))
-            self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
+            with interrupts_deferred():
+                self._go_on_at(self._job.with_weights(position, weights, steps, samples, has_begun=self._begun))
+                self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ from energon_dali.share_group import ShareGroup
 if TYPE_CHECKING:
     from energon_dali.share_group import Member
 
+_SIZE = struct.Struct("!Q")
+"""Precedes each message over the network: its size in bytes."""
 _GREETING_SECONDS, _CONNECT_SECONDS, _PAUSE_SECONDS = 10, 60.0, 0.1
 
 
@@ -180,45 +182,98 @@ def drain(event: int) -> None:
 
 
 class RemoteChannel:
-    """A connection over the network: whole messages, and no descriptors.
+    """A connection over the network: whole messages, and no descriptors. Neither end waits for the rest of one.
 
     Args:
-        connection: This end of it; the channel owns it from now on.
+        sock: This end of it; the channel owns it from now on.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        sock.setblocking(False)
+        self._sending: bytes | None = None
+        """The message of which `_unsent` is the rest."""
+        self._unsent: list[memoryview] = []
+        self._size = bytearray(_SIZE.size)
+        self._message: bytearray | None = None
+        """The message that arrives; None until its size is known."""
+        self._arrived = 0
+        """Bytes of the message, or of its size, that have arrived."""
 
     def fileno(self) -> int:
         """Returns the descriptor to poll; -1 once closed."""
-        return -1 if self._connection.closed else self._connection.fileno()
+        return self._socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
-        """Sends a message, and waits until there is room. `fds` must be empty.
+        """Sends a message; with `wait=False` as much of it as there is room for now.
+
+        Args:
+            message: The bytes. If they were not sent, call again with this object; another message follows the rest.
+            fds: Must be empty: descriptors do not travel between nodes.
+            wait: Whether to wait for room.
+
+        Returns:
+            Whether all of it was sent.
 
         Raises:
             OSError: The other end is gone.
         """
         assert not fds, "descriptors do not travel between nodes"
-        self._connection.send_bytes(message)
+        if self._sending is not message:
+            if not self._flush(wait):
+                return False
+            self._sending = message
+            self._unsent = [memoryview(_SIZE.pack(len(message))), memoryview(message)]
+        return self._flush(wait)
+
+    def _flush(self, wait: bool) -> bool:
+        """Sends the rest of a message; returns whether nothing is left of it."""
+        while self._unsent:
+            try:
+                sent = self._socket.sendmsg(self._unsent)
+            except BlockingIOError:
+                if not wait:
+                    return False
+                writable(self.fileno(), None)
+                continue
+            while self._unsent and sent >= len(self._unsent[0]):
+                sent -= len(self._unsent.pop(0))
+            if self._unsent:
+                self._unsent[0] = self._unsent[0][sent:]
+        self._sending = None
         return True
 
-    def receive(self, *, wait: bool = True) -> tuple[bytes, list[int]] | None:
-        """Returns the next message, and no descriptors; None if there is none and not `wait`.
+    def receive(self, *, wait: bool = True) -> tuple[bytes | bytearray, list[int]] | None:
+        """Returns the next message, and no descriptors; None if not all of it has arrived and not `wait`.
 
         Raises:
             EOFError: The other end is gone.
         """
-        try:
-            if not wait and not self._connection.poll(0):
-                return None
-            return self._connection.recv_bytes(), []
-        except OSError as error:
-            raise EOFError from error
+        while True:
+            into = self._size if self._message is None else self._message
+            if self._arrived < len(into):
+                try:
+                    count = self._socket.recv_into(memoryview(into)[self._arrived :])
+                except BlockingIOError:
+                    if not wait:
+                        return None
+                    readable([self.fileno()], None)
+                    continue
+                except OSError as error:
+                    raise EOFError from error
+                if not count:
+                    raise EOFError
+                self._arrived += count
+                continue
+            self._arrived = 0
+            message, self._message = self._message, None
+            if message is not None:
+                return message, []
+            self._message = bytearray(_SIZE.unpack(into)[0])
 
     def close(self) -> None:
         """Closes this end."""
-        self._connection.close()
+        self._socket.close()
 
 
 AnyChannel = Channel | RemoteChannel
@@ -253,9 +308,9 @@ def greeted(connection: socket.socket, secret: str, *, asks_first: bool) -> Remo
     except BaseException:
         plain.close()
         raise
-    with socket.socket(fileno=os.dup(plain.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-    return RemoteChannel(plain)
+    same = socket.socket(fileno=os.dup(plain.fileno()))
+    plain.close()
+    return RemoteChannel(same)
 
 
 def connect(reader: Member, node: str) -> AnyChannel:
@@ -315,3 +370,15 @@ def readable(descriptors: list[int], seconds: float | None) -> list[int]:
         if descriptor >= 0:
             poller.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poller.poll(None if seconds is None else 1000 * seconds)]
+
+
+def writable(descriptor: int, seconds: float | None) -> None:
+    """Waits until there is room to send, or the other end is gone.
+
+    Args:
+        descriptor: A socket.
+        seconds: How long to wait at most; None waits without limit.
+    """
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    poller.poll(None if seconds is None else 1000 * seconds)

@@ -12,10 +12,11 @@ from energon_dali.datasets.step_entries import cursor_of
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.cuda_handoff import pin_for_trainer
 from energon_dali.loader.deferred_close import close_when_collected
+from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.savable_loader import without_failures
 from energon_dali.loader.sharing.link import Link, RemoteFailure
 from energon_dali.loader.sharing.messages import Course, Sizes
-from energon_dali.loader.sharing.reader import PublishingPrefetcher, SharingLoader, hello_of, publisher_of
+from energon_dali.loader.sharing.reader import Progress, PublishingPrefetcher, SharingLoader, hello_of, publisher_of
 from energon_dali.samples.transfer import move
 from energon_dali.shards.storage.forks import drop_in_child
 
@@ -49,12 +50,10 @@ class FollowerLoader(SharingLoader[T]):
         group = self.worker_config.share_group
         assert group is not None, "get_savable_loader makes this for ranks that follow others"
         self._auto = None
-        self._is_stale = False
-        """Whether a call changed the state, which the next batch brings."""
-        self._is_resized = False
-        """Whether `resize` was called after the last batch."""
-        self._consumed: int | None = None
-        """The samples that `start_at` named, until the next batch."""
+        self._called_at = self._resized_at = -1
+        """Where the last call, and the last `resize`, was: the next element brings the state after it."""
+        self._started_at = -1, 0
+        """Where `start_at` was called, and the samples that it named."""
         self._number = group.next_number()
         hello = hello_of(self.dataset, self._number, group.own.rank)
         self._link = Link(group.reader, hello, group.own.node, self._watchdog)
@@ -70,7 +69,7 @@ class FollowerLoader(SharingLoader[T]):
         Raises:
             StateError: `resize` was called after the last batch.
         """
-        if self._is_resized:
+        if self._resized_at == self._progress.given:
             raise StateError(
                 "This rank follows another one, and after resize it receives its length and micro_batches_per_step "
                 "with the next batch. Take a batch first."
@@ -78,39 +77,38 @@ class FollowerLoader(SharingLoader[T]):
         return self._link.sizes()
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        return self._follow(options, self._progress)
+
+    def _follow(self, options: LoaderOptions, progress: Progress) -> _FollowingPrefetcher:
+        """Returns what takes the elements of the reader; it counts in `progress`."""
         change = pin_for_trainer if options.pin_memory else None
-        self._link.is_stopped = False
+        self._link.is_stopped = self._link.is_failing = False
         waiting = self._metrics.clock("wait for reader")
-        return _FollowingPrefetcher(
-            self._link, self._course, self._count, self._snapshot, self._watchdog, change, waiting
-        )
+        return _FollowingPrefetcher(self._link, self._course, progress, self._snapshot, self._watchdog, change, waiting)
 
-    def _next(self, epoch: int) -> T:
-        self._link.oldest = self._position
-        self._link.is_failing = True  # an error closes this loader, and the reader must not take that for a Goodbye
-        try:
-            batch = super()._next(epoch)
-        except StopIteration:
-            self._note_arrival()
-            raise
-        self._note_arrival()
-        return batch
+    def _begin_taking(self) -> Any:
+        self._link.oldest = self._progress.given
+        return super()._begin_taking()
 
-    def _note_arrival(self) -> None:
-        """Notes that a batch, or the end of an epoch, arrived with its state."""
-        self._link.is_failing = self._is_stale = self._is_resized = False
-        self._consumed = None
+    def _close_failed(self) -> None:
+        self._link.is_failing = True  # the reader must not take this for a Goodbye
+        super()._close_failed()
 
     def close(self) -> None:
         """Ends the iteration. A later one continues after the last batch, as on the rank that reads."""
         super().close()
         self._link.leave()
 
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self._link.is_failing = True
+        super().__exit__(*error)
+
     # --- states -----------------------------------------------------------------------------------------------------
 
     def save_state_rank(self) -> State:
         """Returns the state of the rank that reads, after the last batch that was delivered here."""
-        if self._is_stale:
+        if self._called_at == self._progress.given:
             raise StateError(
                 "This rank follows another one, and after restore_state_rank, skip_steps, set_weights, resize or "
                 "start_at it receives a state with the next batch. Take a batch first."
@@ -134,13 +132,16 @@ class FollowerLoader(SharingLoader[T]):
                 "A state can only be restored before the first batch is taken, and this loader has delivered some. "
                 "Make a new loader and restore into that."
             )
-        self._snapshot = dict(state)
-        self._note_call("restore_state_rank", state=without_failures(state))
+        with interrupts_deferred():
+            self._snapshot = dict(state)
+            self._note_call("restore_state_rank", state=without_failures(state))
 
     def _note_call(self, name: str, **arguments: Any) -> None:
-        self._stop()
-        self._is_stale = True
-        super()._note_call(name, **arguments)
+        with self._turn:
+            self._stop()
+            with interrupts_deferred():
+                self._called_at = self._progress.given
+                super()._note_call(name, **arguments)
 
     def skip_steps(self, first: int, stop: int, *, by: Any = "auto") -> None:
         """Expects that the rank that reads skips the same steps; see SavableDataLoader.skip_steps."""
@@ -159,8 +160,9 @@ class FollowerLoader(SharingLoader[T]):
             ConfigError: The loader has no global batches.
         """
         self._check_global_batches("consumed_samples")
-        if self._consumed is not None:
-            return self._consumed
+        at, consumed = self._started_at
+        if at == self._progress.given:
+            return consumed
         cursor = cursor_of(self._snapshot or pickle.loads(self._link.welcome().state))
         return cursor.packs if self._link.sizes().counts_packs else cursor.unit
 
@@ -187,7 +189,7 @@ class FollowerLoader(SharingLoader[T]):
     def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
         """Expects that the rank that reads continues there; see SavableDataLoader.start_at."""
         self._note_call("start_at", consumed_samples=consumed_samples, step=step)
-        self._consumed = consumed_samples
+        self._started_at = self._progress.given, consumed_samples
 
     def resize(self, rank: int, world_size: int) -> None:
         """Expects that the rank that reads continues with another number of ranks; see SavableDataLoader.resize."""
@@ -195,7 +197,7 @@ class FollowerLoader(SharingLoader[T]):
         old = self.worker_config
         self.worker_config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
         self._note_call("resize", rank=rank, world_size=world_size)
-        self._is_resized = True
+        self._resized_at = self._progress.given
 
     def set_weights(
         self,
@@ -223,15 +225,19 @@ class RelayLoader(FollowerLoader[T]):
         super().__init__(dataset, **options)
         self._publisher = publisher_of(self, self._number, self._link.welcome(), self._options.prefetch_factor)
 
+        self._link.on_waiting = self._publisher.note
+        self._publisher.on_waiting = self._link.report_waiting
+
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
         link = self._link
+        self._publisher.end_running()
 
         def report_after(snapshot: State, *, ends_epoch: bool) -> tuple[State, Sizes]:
             return snapshot, link.sizes()
 
-        inner = super()._start_prefetcher(options)
+        inner = self._follow(options, Progress(self._progress.given))
         return PublishingPrefetcher(
-            inner, self._publisher, self._course, self._count, report_after, self._watchdog, options.prefetch_factor
+            inner, self._publisher, self._course, self._progress, report_after, self._watchdog, options.prefetch_factor
         )
 
 
@@ -241,7 +247,7 @@ class _FollowingPrefetcher:
     Args:
         link: The connection.
         course: The course of the loader.
-        given: Elements, and ends of epochs, that were delivered before.
+        progress: How much was delivered before; counts what is taken here.
         snapshot: The state after the last of them; None if there were none.
         watchdog: Is reset at every batch.
         change: Is applied to every batch.
@@ -254,7 +260,7 @@ class _FollowingPrefetcher:
         self,
         link: Link,
         course: Course,
-        given: int,
+        progress: Progress,
         snapshot: State | None,
         watchdog: Watchdog,
         change: Callable[[Any], Any] | None,
@@ -262,8 +268,7 @@ class _FollowingPrefetcher:
     ) -> None:
         self._link = link
         self._course = course
-        self.given = given
-        """Elements, and ends of epochs, that were taken."""
+        self._progress = progress
         self.snapshot: Any = snapshot
         self._watchdog = watchdog
         self._change = change
@@ -275,7 +280,7 @@ class _FollowingPrefetcher:
             raise self._failure
         outer = self._waiting.begin()
         try:
-            kept = self._link.element(self._course, self.given)
+            kept = self._link.element(self._course, self._progress.given)
         except RemoteFailure as failure:
             self._failure = failure.error
             raise failure.error from failure.error.__cause__
@@ -285,7 +290,7 @@ class _FollowingPrefetcher:
         if element.payload is not None and element.payload.on_gpu:
             batch = move(batch, "cuda", non_blocking=False)
         self.snapshot = pickle.loads(element.state)
-        self.given += 1
+        self._progress.given += 1
         self._watchdog.reset()
         if element.ends_epoch:
             raise StopIteration

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 0.2
 """After this time a wait checks whether it has to end."""
+
+
+def _ends_by_error() -> bool:
+    """Returns whether Python has printed an exception that ends the program; a console goes on after it."""
+    return hasattr(sys, "last_value") and not hasattr(sys, "ps1")
 
 
 class RemoteFailure(Exception):  # noqa: N818 - it carries one
@@ -82,6 +89,10 @@ class Link:
         self._late: tuple[int, ...] = ()
         self._is_lost = False
         self._failed: Failed | None = None
+        self._broken: WorkerError | None = None
+        """Why messages were lost on the way."""
+        self.on_waiting: Callable[[tuple[int, ...]], None] | None = None
+        """On a relay, passes on the ranks for which the reader waits: its own consumers judge their waits."""
         self.is_stopped = False
         """Whether a wait has to end, because the loader stops what waits."""
         self.is_failing = False
@@ -116,7 +127,12 @@ class Link:
         """Returns those of the last element that was asked for, or of the welcome; see `welcome`."""
         return self._sizes or self.welcome().sizes
 
-    def _send(self, message: Hello | Took) -> None:
+    def report_waiting(self, ranks: tuple[int, ...]) -> None:
+        """Reports to the reader for which ranks this relay waits."""
+        if self._channel is not None:
+            self._send(Waiting(ranks))
+
+    def _send(self, message: Hello | Took | Waiting) -> None:
         assert self._channel is not None
         try:
             self._channel.send(encode(message))
@@ -141,7 +157,8 @@ class Link:
                 self._drop(number)
         if given not in self._kept:
             self.welcome()
-            self._send(Took(course, given, self.take_released()))
+            with interrupts_deferred():  # the reader would never get an arena back whose number is lost here
+                self._send(Took(course, given, self.take_released()))
         while given not in self._kept:
             self._receive()
             failed, self._failed = self._failed, None
@@ -165,6 +182,8 @@ class Link:
         assert self._channel is not None
         began = time.monotonic()
         while True:
+            if self._broken is not None:
+                raise self._broken
             if self.is_stopped:
                 raise WorkerError(CLOSED)
             readable([self._channel.fileno()], _WAIT_SECONDS)
@@ -176,6 +195,9 @@ class Link:
                         raise ended(self.reader.rank) from None
                     self._is_lost = True  # a reset connection reports that first, and then returns what arrived
                     continue
+                except WorkerError as error:
+                    self._broken = error
+                    continue
                 if received is not None:
                     self._take(decode(received[0]), received[1])
                     return
@@ -184,6 +206,8 @@ class Link:
     def _take(self, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, Waiting):
             self._late = message.ranks
+            if self.on_waiting is not None:
+                self.on_waiting(message.ranks)
             return
         self._late = ()
         if isinstance(message, Welcome):
@@ -195,10 +219,12 @@ class Link:
             self._kept[message.given] = _Kept(message)
 
     def _judge(self, waited: float) -> None:
+        if not self._late:
+            self._watchdog.check(waited)
+            return
         limit = self._watchdog.limit_seconds
-        if self._late and limit is not None and waited > limit:
+        if self.on_waiting is None and limit is not None and waited > limit:
             raise late_ranks(self._late, waited)
-        self._watchdog.check(waited)
 
     def batch(self, kept: _Kept) -> Any:
         """Returns a batch. Its large tensors are views of a private mapping: other ranks see no writes to them."""
@@ -211,8 +237,8 @@ class Link:
             source = self._copied(payload.arena)
         else:
             with interrupts_deferred():
-                kept.has_view = True
                 source = self._copied(payload.arena) if payload.must_copy else self._view(payload.arena)
+                kept.has_view = True
                 if payload.must_copy:
                     self._seen.release(payload.arena)
         return deserialize(source, payload.extents, payload.tensors)
@@ -243,8 +269,8 @@ class Link:
         return tuple(self._seen.take_released())
 
     def leave(self) -> None:
-        """Reports to the reader that this rank may end."""
-        if self._channel is not None and self._welcome is not None and not self.is_failing:
+        """Reports to the reader that this rank may end, unless an error ends it."""
+        if self._channel is not None and self._welcome is not None and not (self.is_failing or _ends_by_error()):
             try:
                 self._channel.send(encode(Goodbye()), wait=False)
             except OSError:

@@ -134,7 +134,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The reader waits for consumers that have not asked for a batch for some seconds."""
+    """The reader, or a relay, waits for consumers that have not asked for a batch for some seconds."""
 
     ranks: tuple[int, ...]
 
@@ -148,7 +148,7 @@ class Failed:
     error: StreamFailed
 
 
-FromFollower = Hello | Took | Goodbye
+FromFollower = Hello | Took | Goodbye | Waiting
 FromReader = Welcome | Element | Waiting | Failed
 
 
@@ -157,6 +157,6 @@ def encode(message: FromFollower | FromReader) -> bytes:
     return pickle.dumps(message, protocol=5)
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes | bytearray) -> Any:
     """Returns the message; both ends run as the same user, which was checked."""
     return pickle.loads(data)

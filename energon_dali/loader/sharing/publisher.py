@@ -7,7 +7,7 @@ import os
 import pickle
 import queue
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
@@ -15,26 +15,24 @@ from energon_dali.loader.cuda_handoff import find_cuda_tensors
 from energon_dali.loader.processes.messages import failed_stream
 from energon_dali.loader.processes.serialization import SerializedBlock, serialize
 from energon_dali.loader.processes.shared_memory import Arena, ArenaStore
-from energon_dali.loader.sharing.connections import AnyChannel, RemoteChannel, drain, readable
+from energon_dali.loader.sharing.connections import AnyChannel, RemoteChannel, drain, readable, writable
 from energon_dali.loader.sharing.messages import (
     Course,
     Element,
     Failed,
     FromReader,
-    Goodbye,
     Hello,
     Payload,
     Sizes,
-    Took,
     Waiting,
     Welcome,
-    decode,
     encode,
 )
+from energon_dali.loader.sharing.served import Served
 from energon_dali.samples.transfer import move
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from energon_dali.datasets.stream import State
     from energon_dali.loader.deferred_close import Closeable
@@ -46,26 +44,6 @@ MOST_ARENAS = 32
 _SPARE_ARENAS = 2
 _NOTICE_SECONDS = 2.0
 """After this time the followers receive the ranks for which the reader waits."""
-
-
-@dataclass(eq=False)
-class _Follower:
-    hello: Hello
-    channel: AnyChannel
-    course: Course | None = None
-    """None until it asks for its first element."""
-    wanted: int = 0
-    """Number of the element that it asked for last."""
-    sent: int = 0
-    """Number of the first element that was not sent to it."""
-    has_left: bool = False
-    """Whether it closed its loader: its process may then end, and may also continue."""
-    is_gone: bool = False
-    """Whether its connection ended after that; the reader does not wait for it."""
-    known: set[int] = field(default_factory=set)
-    """Arenas whose descriptors it has."""
-    dropped: list[int] = field(default_factory=list)
-    """Arenas that it has to forget."""
 
 
 class Publisher:
@@ -83,8 +61,8 @@ class Publisher:
         self._hello = hello
         self._welcome = welcome
         self._depth = depth
-        self._new: queue.SimpleQueue[_Follower] = queue.SimpleQueue()
-        self._followers: dict[int, _Follower] = {}
+        self._new: queue.SimpleQueue[Served] = queue.SimpleQueue()
+        self._followers: dict[int, Served] = {}
         self._store = ArenaStore(_SPARE_ARENAS)
         self._arenas: dict[int, Arena] = {}
         self._users: dict[int, set[int]] = {}
@@ -98,8 +76,15 @@ class Publisher:
         """The prefetcher that publishes now; it is closed before the connections."""
         self.on_close: Callable[[], None] | None = None
         """Called once, when this is closed."""
+        self.on_waiting: Callable[[tuple[int, ...]], None] | None = None
+        """On a relay, tells the reader for which ranks it waits."""
 
     # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def end_running(self) -> None:
+        """Closes the prefetcher that still publishes, if Ctrl-C kept its loader from that."""
+        if self.running is not None:
+            self.running.close()
 
     def wake(self) -> None:
         """Makes `wait_for_room` check again; for other threads."""
@@ -124,7 +109,8 @@ class Publisher:
         """
         began = noticed = time.monotonic()
         while True:
-            self._receive(course)
+            self._receive()
+            self._check_calls(course)
             wanted = own()
             if wanted is None:
                 return False
@@ -134,54 +120,72 @@ class Publisher:
                 one.course == course and not one.has_left and one.wanted > epoch_end for one in self._followers.values()
             )
             if not behind and not is_own_behind and some_wants:
-                self._note(())
+                self._report(())
                 return True
             now = time.monotonic()
             if now - noticed > _NOTICE_SECONDS and some_wants:
                 noticed = now
-                self._note((*behind, *([self._hello.rank] if is_own_behind else [])))
+                late: list[int] = []
+                for rank in behind:
+                    one = self._followers.get(rank)
+                    # One that is ahead by a call waits for this rank's own.
+                    late += [rank] if one is None else [self._hello.rank] if one.is_ahead(course) else one.late
+                if is_own_behind:
+                    late.append(self._hello.rank)
+                self._report(tuple(dict.fromkeys(late)))
             channels = [one.channel.fileno() for one in self._followers.values()]
             readable([self._wake, *channels], 0.25 if now - began < 1 else 1.0)
             drain(self._wake)
 
-    def _note(self, ranks: tuple[int, ...]) -> None:
-        """Sends the followers the ranks for which the reader waits."""
-        if ranks == self.waits_for:
-            return
+    def _report(self, ranks: tuple[int, ...]) -> None:
+        """Tells all others for which ranks this one waits."""
+        if ranks != self.waits_for:
+            self.note(ranks)
+            if self.on_waiting is not None:
+                self.on_waiting(ranks)
+
+    def note(self, ranks: tuple[int, ...]) -> None:
+        """Sends the followers the ranks for which the reader waits. One that has no room has messages to read first."""
         self.waits_for = ranks
         for one in self._followers.values():
             if not one.is_gone:
-                self._send(one, Waiting(ranks))
+                with contextlib.suppress(OSError):
+                    one.channel.send(encode(Waiting(ranks)), wait=False)
 
     def _is_behind(self, rank: int, course: Course, number: int) -> bool:
         one = self._followers.get(rank)
-        if one is None:
-            return True
-        # A relay asks ahead itself; elements that it has not asked for would fill the network buffers.
-        depth = 0 if isinstance(one.channel, RemoteChannel) else self._depth
-        return not one.is_gone and (one.course != course or number - one.wanted > depth)
+        return one is None or one.is_behind(course, number, self._depth)
 
-    def _receive(self, course: Course) -> None:
+    def _receive(self) -> None:
         while not self._new.empty():
             one = self._new.get()
-            old = self._followers.get(one.hello.rank)
+            old = self._followers.get(one.rank)
             if old is not None:
                 self._part_from(old)
-            self._followers[one.hello.rank] = one
-        for one in [one for one in self._followers.values() if not one.is_gone]:
-            try:
-                while (received := one.channel.receive(wait=False)) is not None:
-                    self._take(one, decode(received[0]), course)
-            except (EOFError, OSError) as error:
+            self._followers[one.rank] = one
+        for one in self._followers.values():
+            released: list[int] = []
+            lasts = one.is_gone or one.receive(released)
+            self._release(one, released)
+            if not lasts:
                 self._part_from(one)
-                if one.has_left:
-                    one.is_gone = True
-                    self._followers[one.hello.rank] = one
-                    continue
+            if one.is_gone and not one.has_left:
                 raise WorkerDiedError(
-                    f"Rank {one.hello.rank}, which follows rank {self._hello.rank}, has ended or dropped its loader "
-                    "before this one did. Its own output says why. Ranks that share their batches end together."
-                ) from error
+                    f"Rank {one.rank}, which follows rank {self._hello.rank}, has ended or dropped its loader before "
+                    "this one did. Its own output says why. Ranks that share their batches end together."
+                )
+
+    def _check_calls(self, course: Course) -> None:
+        """Checks that followers which made as many calls as this rank made the same ones."""
+        for one in self._followers.values():
+            if one.made_other_calls(course):
+                assert one.course is not None, "it made calls"
+                raise ConfigError(
+                    f"Rank {one.rank} and rank {self._hello.rank} share their batches, but their loaders received "
+                    f"different calls: after {one.course.given} and {course.given} batches, restore_state_rank, "
+                    "skip_steps, set_weights, resize or start_at were called with other arguments or in another order. "
+                    "Call them on all ranks, with the same arguments and between the same batches."
+                )
 
     def welcome(self, hello: Hello, channel: AnyChannel) -> None:
         """Answers a follower, and accepts it if its loader is the same as this one; called in another thread."""
@@ -194,30 +198,13 @@ class Publisher:
                 f"of {hello.data_rank[1]}, and that of rank {self._hello.rank} is for {self._hello.dataset}, as "
                 f"{self._hello.data_rank[0]} of {self._hello.data_rank[1]}"
             )
-        one = _Follower(hello, channel)
+        one = Served(hello.rank, channel)
         self._send(one, self._welcome if refusal is None else replace(self._welcome, refusal=refusal))
         if refusal is None and not self.is_closed:
             self._new.put(one)
             self.wake()
         else:
             channel.close()
-
-    def _take(self, one: _Follower, message: Took | Goodbye, course: Course) -> None:
-        if isinstance(message, Goodbye):
-            one.has_left = True
-            return
-        one.has_left = False
-        self._release(one, message.released)
-        if message.course.calls == course.calls and message.course != course:
-            raise ConfigError(
-                f"Rank {one.hello.rank} and rank {self._hello.rank} share their batches, but their loaders received "
-                f"different calls: after {message.course.given} and {course.given} batches, restore_state_rank, "
-                "skip_steps, set_weights, resize or start_at were called with other arguments or in another order. "
-                "Call them on all ranks, with the same arguments and between the same batches."
-            )
-        if one.course != message.course:
-            one.sent = message.given
-        one.course, one.wanted = message.course, message.given
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -238,18 +225,19 @@ class Publisher:
         pickled = pickle.dumps(state, protocol=5)
         payload, arena = (None, None) if ends_epoch else self._write(batch)
         here: set[int] = set()
-        for one in receivers:
-            own, descriptors = self._payload_for(one, payload, arena)
-            if self._send(one, Element(course, number, pickled, sizes, ends_epoch, own), descriptors):
-                one.sent = number + 1
-                if arena is not None and not isinstance(one.channel, RemoteChannel):
-                    here.add(one.hello.rank)
-                    one.known.add(arena.number)
-                    one.dropped.clear()
-        if arena is not None:
-            if here:
+        try:
+            for one in receivers:
+                own, descriptors = self._payload_for(one, payload, arena)
+                if self._send(one, Element(course, number, pickled, sizes, ends_epoch, own), descriptors):
+                    one.sent = number + 1
+                    if arena is not None and not isinstance(one.channel, RemoteChannel):
+                        here.add(one.rank)
+                        one.known.add(arena.number)
+                        one.dropped.clear()
+        finally:
+            if arena is not None and here:
                 self._users[arena.number] = here
-            else:
+            elif arena is not None:
                 self._store.give_back(arena.number)
 
     def _write(self, batch: Any) -> tuple[Payload, Arena | None]:
@@ -268,7 +256,7 @@ class Publisher:
         return _payload(block, arena.number, on_gpu=on_gpu, must_copy=must_copy), arena
 
     def _payload_for(
-        self, one: _Follower, payload: Payload | None, arena: Arena | None
+        self, one: Served, payload: Payload | None, arena: Arena | None
     ) -> tuple[Payload | None, tuple[int, ...]]:
         """Returns the payload for one follower, and the descriptors to send with it."""
         if payload is None or arena is None:
@@ -289,25 +277,28 @@ class Publisher:
                 with contextlib.suppress(WorkerError):  # perhaps the error itself: too many open files
                     self._send(one, message)
 
-    def _send(self, one: _Follower, message: FromReader, descriptors: tuple[int, ...] = ()) -> bool:
+    def _send(self, one: Served, message: FromReader, descriptors: tuple[int, ...] = ()) -> bool:
         """Sends a message; returns whether it was sent.
 
         Raises:
             WorkerError: The system refused what it needs.
         """
         data = encode(message)
+        began = time.monotonic()
         try:
-            while not one.channel.send(data, descriptors, wait=False):
+            while not one.channel.send(data, descriptors, wait=False):  # it has not received what was sent before
                 if self.is_closed or self.is_interrupted:
                     return False
-                time.sleep(0.001)  # it has not received what was sent before
+                if time.monotonic() - began > _NOTICE_SECONDS:
+                    self._report((one.rank,))
+                writable(one.channel.fileno(), 0.01)
         except OSError:
             return False  # `_receive` notices that it has ended
         return True
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def _release(self, one: _Follower, arenas: tuple[int, ...]) -> None:
+    def _release(self, one: Served, arenas: Sequence[int]) -> None:
         for released in arenas:
             number = max(released, ~released)
             users = self._users.get(number)
@@ -315,7 +306,7 @@ class Publisher:
                 continue
             if released < 0:
                 self._seen_by_children.add(number)
-            users.discard(one.hello.rank)
+            users.discard(one.rank)
             if not users:
                 del self._users[number]
                 if number in self._seen_by_children:
@@ -333,15 +324,15 @@ class Publisher:
                 one.known.discard(number)
                 one.dropped.append(number)
 
-    def _part_from(self, one: _Follower) -> None:
-        """Forgets a follower. The memory that it maps is never written again: its process may live on."""
+    def _part_from(self, one: Served) -> None:
+        """Ends a connection. The memory that the follower maps is never written again: its process may live on."""
         one.channel.close()
-        self._followers.pop(one.hello.rank, None)
+        one.is_gone = True
         for number, users in list(self._users.items()):
-            if one.hello.rank in users:
+            if one.rank in users:
                 del self._users[number]
                 self._store.abandon(number)
-                self._arenas.pop(number).close_descriptor()
+                self._drop(number)
 
     def after_fork(self) -> None:
         """Closes the connections in a forked child; otherwise followers would not notice that the reader has ended."""

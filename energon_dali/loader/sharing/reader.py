@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import queue
 import threading
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+@dataclass
+class Progress:
+    """How much a loader has delivered. All of its prefetchers count here: one that was closed may still deliver."""
+
+    given: int = 0
+    """Elements, and ends of epochs, that the trainer took."""
+
+
 _JOIN_SECONDS = 10.0
 CLOSED = "The loader was closed. Make a new iterator to continue."
 
@@ -45,31 +55,27 @@ class SharingLoader(SavableDataLoader[T]):
     def __init__(self, dataset: SavableDataset[T], **options: Any) -> None:
         super().__init__(dataset, **options)
         self._course = Course()
-        self._count = 0
+        self._progress = Progress()
+        self._made_in = os.getpid()
 
-    @property
-    def _position(self) -> int:
-        """Elements, and ends of epochs, that were delivered."""
-        return getattr(self._prefetcher, "given", self._count)
+    def _check_process(self) -> None:
+        if os.getpid() != self._made_in:
+            raise ConfigError(
+                f"This loader was made in process {self._made_in}, and this process ({os.getpid()}) is a forked copy "
+                "without its connections to the ranks that share their batches. Fork first, and make the process "
+                "groups, the WorkerConfig and the loader in the process that takes the batches."
+            )
+        super()._check_process()
 
-    def _next(self, epoch: int) -> T:
-        before = self._position
-        try:
-            return super()._next(epoch)
-        except StopIteration:
-            raise
-        except BaseException:  # what was taken is delivered again
-            self._count = before
-            raise
+    def _begin_taking(self) -> Any:
+        return super()._begin_taking(), self._progress.given
 
-    def _stop(self) -> bool:
-        position = self._position
-        stopped = super()._stop()
-        self._count = max(position, self._count)
-        return stopped
+    def _go_back_to(self, place: Any) -> None:
+        before, self._progress.given = place
+        super()._go_back_to(before)
 
     def _note_call(self, name: str, **arguments: Any) -> None:
-        self._course = self._course.after(name, self._position, arguments)
+        self._course = self._course.after(name, self._progress.given, arguments)
 
 
 class ReaderLoader(SharingLoader[T]):
@@ -103,6 +109,7 @@ class ReaderLoader(SharingLoader[T]):
         return Sizes(len(self), per_step, isinstance(batches, PackedBatchPlan))
 
     def _start_prefetcher(self, options: LoaderOptions) -> Prefetcher:
+        self._publisher.end_running()
         sizes = self._sizes()
         inner = super()._start_prefetcher(options)
         job = None if self._job is None else self._job.twin()
@@ -116,7 +123,7 @@ class ReaderLoader(SharingLoader[T]):
             return make_state(identity, job, reporter, metrics, plain(snapshot)), sizes
 
         return PublishingPrefetcher(
-            inner, self._publisher, self._course, self._count, report_after, self._watchdog, options.prefetch_factor
+            inner, self._publisher, self._course, self._progress, report_after, self._watchdog, options.prefetch_factor
         )
 
 
@@ -164,7 +171,7 @@ class PublishingPrefetcher:
         inner: Yields the elements; from now on only the thread uses it.
         publisher: Sends the elements to the followers.
         course: The course of the loader.
-        given: Elements, and ends of epochs, that were delivered before.
+        progress: How much the loader has delivered; counts what the trainer takes.
         report_after: Returns (the state of the loader after an element, its sizes), from the snapshot of `inner`.
         watchdog: Limits how long a wait may take.
         depth: Elements that may wait for the trainer.
@@ -175,7 +182,7 @@ class PublishingPrefetcher:
         inner: Prefetcher,
         publisher: Publisher,
         course: Course,
-        given: int,
+        progress: Progress,
         report_after: Callable[..., tuple[State, Sizes]],
         watchdog: Watchdog,
         depth: int,
@@ -183,12 +190,12 @@ class PublishingPrefetcher:
         self._publisher = publisher
         self._watchdog = watchdog
         self._depth = depth
-        self.given = given
-        """Elements, and ends of epochs, that the trainer took."""
+        self._progress = progress
         self.snapshot = inner.snapshot
         self._failure: BaseException | None = None
         self._inner = inner
         self._handoff = CudaHandoff()
+        given = progress.given
         self._shared = _Shared(inner, publisher, course, given, report_after, self._handoff)
         # With workers, hooks of the rank run in the thread of the other prefetcher; without, in this one.
         name = ThreadPrefetcher.thread_name if isinstance(inner, DirectPrefetcher) else "energon-dali-publish"
@@ -213,7 +220,7 @@ class PublishingPrefetcher:
             self._failure = value
             raise value
         self.snapshot = snapshot
-        self.given += 1
+        self._progress.given += 1
         if kind is _ENDED:
             raise StopIteration
         element, ready = value
@@ -222,7 +229,7 @@ class PublishingPrefetcher:
 
     def _ask(self) -> None:
         """Lets the thread go on: the trainer has asked for one more element."""
-        self._shared.wanted = self.given
+        self._shared.wanted = self._progress.given
         self._publisher.wake()
 
     def _take(self) -> tuple[object, Any, Any]:
@@ -243,6 +250,8 @@ class PublishingPrefetcher:
         self._inner.close()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
+        if self._publisher.running is self:
+            self._publisher.running = None
 
 
 def late_ranks(ranks: tuple[int, ...], seconds: float) -> WatchdogTimeoutError:
@@ -293,12 +302,16 @@ def _run(shared: _Shared, first: int) -> None:
                 snapshot = shared.inner.snapshot
                 state, sizes = shared.report_after(snapshot, ends_epoch=True)
                 publisher.publish(course, number, None, state, sizes, ends_epoch=True)
+                if shared.wanted_by_trainer() is None:  # followers without the element get it again
+                    break
                 shared.items.put((_ENDED, None, snapshot))
                 epoch_end = number
             else:
                 snapshot = shared.inner.snapshot
                 state, sizes = shared.report_after(snapshot, ends_epoch=False)
                 publisher.publish(course, number, element, state, sizes, ends_epoch=False)
+                if shared.wanted_by_trainer() is None:
+                    break
                 shared.items.put((_ELEMENT, (element, shared.handoff.record(element)), snapshot))
                 element = None
             number += 1

@@ -5,6 +5,7 @@ python -m tests.loader.sharing.mesh_job FOLDER OUT JSON    runs all ranks, each 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +31,9 @@ from torch.distributed.device_mesh import init_device_mesh
 import energon_dali as ed
 from energon_dali import share_group
 from energon_dali.compat import loading
-from energon_dali.errors import StateError
+from energon_dali.errors import StateError, WorkerError
+from energon_dali.loader.sharing.link import Link
+from energon_dali.loader.sharing.reader import PublishingPrefetcher
 from energon_dali.samples.context_parallel import ContextCut
 from energon_dali.task_encoder.planned_packs import PlannedPacks
 
@@ -55,6 +59,8 @@ class Plan:
     """File with a global state to restore."""
     kill: dict[str, Any] = field(default_factory=dict)
     """{"rank": which, "after": batches}: it kills itself; or {"worker_of": which, "after": batches}."""
+    fails: list[int] | None = None
+    """[rank, after how many batches] of a step that raises."""
     pause_seconds: float = 0.0
     """How long each rank waits before each batch, times its rank."""
     calls: list[list[Any]] = field(default_factory=list)
@@ -66,6 +72,12 @@ class Plan:
     across_nodes: bool = False
     interrupted: int | None = None
     """A rank in which Ctrl-C comes while the fourth batch is on its way to the trainer, who then goes on."""
+    closed: int | None = None
+    """A rank whose loader a signal handler closes inside the fourth `next`; the trainer then goes on."""
+    interrupted_close: int | None = None
+    """A rank in which Ctrl-C comes while `close` waits for threads; the trainer then goes on."""
+    late: int | None = None
+    """A rank that waits a second before and after each `close`, while the others go on."""
     pairs: bool = False
     """Whether the first half of the ranks are encoders, each for one rank of the other half."""
     differ: bool = False
@@ -183,16 +195,24 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
         seen.append(["restored", *numbers(loader, plan)])
     if rank is not None and rank == plan.interrupted:
         loader.worker_config.delivery = Interrupted()
+    if rank is not None and rank == plan.closed:
+        close_in_next(loader)
     while len(seen) < plan.batches:
         resized = None
         for after, method, arguments in plan.calls:
             if after == len(seen):
                 more = {"stop": arguments["stop"] + 1} if plan.differ and rank == 1 else {}
-                getattr(loader, method)(**{**arguments, **more})
+                pause = 1.0 if method == "close" and rank is not None and rank == plan.late else 0.0
+                time.sleep(pause)
+                with interrupting(loader if method == "close" and rank == plan.interrupted_close else None):
+                    getattr(loader, method)(**{**arguments, **more})
+                time.sleep(pause)
                 if method == "resize":
                     resized = numbers_or_none(loader, plan)
         if rank is not None:
             time.sleep(plan.pause_seconds * rank)
+            if plan.fails == [rank, len(seen)]:
+                raise RuntimeError("the trainer's step failed")
             if plan.kill.get("after") == len(seen):
                 threading.Timer(plan.kill.get("delay", 0), kill, (plan, rank)).start()
         try:
@@ -201,7 +221,9 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
             seen.append(["end", digest(loader.save_state_rank()), *numbers(loader, plan)])
             batches = iter(loader)
             continue
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, WorkerError) as error:
+            if isinstance(error, WorkerError) and "The loader was closed" not in str(error):
+                raise
             batches = iter(loader)
             continue
         kept.append((batch, digest(batch)))
@@ -214,6 +236,37 @@ def taken(loader: Any, plan: Plan, rank: int | None = None) -> list[list[Any]]:
             kept.clear()
     assert all(digest(batch) == was for batch, was in kept)
     return seen
+
+
+def close_in_next(loader: Any) -> None:
+    """Closes a loader within its fourth `next`, after the element was taken and before it is counted."""
+    kind, method = (Link, "batch") if type(loader).__name__ == "FollowerLoader" else (PublishingPrefetcher, "_ask")
+    original, calls = getattr(kind, method), itertools.count(1)
+
+    def closing(self: Any, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        if next(calls) == 4:
+            loader.close()
+        return found
+
+    setattr(kind, method, closing)
+
+
+@contextlib.contextmanager
+def interrupting(loader: Any) -> Iterator[None]:
+    """Context manager in which Ctrl-C comes while the loader waits for the thread of its prefetcher; None for none."""
+    if loader is None or loader._prefetcher is None:
+        yield
+        return
+    kind = type(loader._prefetcher)
+    original = kind.close
+
+    def interrupted(self: Any) -> None:
+        original(self)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(kind, "close", interrupted), contextlib.suppress(KeyboardInterrupt):
+        yield
 
 
 def kill(plan: Plan, rank: int) -> None:
@@ -274,7 +327,8 @@ def be_rank(rank: int, folder: Path, out: Path, plan: Plan) -> None:
             report["fields"] = sorted(parts[0])
             report["tokens"] = [part["tokens"].tolist() for part in parts]
         else:
-            report["seen"] = taken(loader, plan, rank)
+            with loader:
+                report["seen"] = taken(loader, plan, rank)
             if "resize" not in [method for _, method, _ in plan.calls]:  # the process groups are still those before
                 report["state"] = loader.save_state_global(global_dst_rank=_first(config))
             report["length"] = len(loader)

@@ -205,6 +205,36 @@ def test_a_relay_goes_on_after_calls_and_interruptions(jobs: Jobs, folder: Path,
     check_equal(folder, replace(plan, interrupted=interrupted), jobs.run(replace(plan, interrupted=interrupted)))
 
 
+@pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.sweep)])
+def test_a_rank_that_closes_late_makes_the_calls_that_others_have_made(jobs: Jobs, folder: Path, late: int) -> None:
+    calls = [[2, "close", {}], [4, "skip_steps", {"first": 7, "stop": 9}]]
+    plan = Plan({"tp": 4}, [], ["tp"], nodes="aabb", across_nodes=True, batches=8, calls=calls, late=late)
+    check_equal(folder, plan, jobs.run(plan))
+
+
+BAD_MOMENTS = [*itertools.product(["closed", "interrupted_close"], range(4))]
+
+
+@pytest.mark.parametrize(
+    ("how", "rank"),
+    [
+        pytest.param(*one, marks=[] if one in (("closed", 1), ("interrupted_close", 0)) else pytest.mark.sweep)
+        for one in BAD_MOMENTS
+    ],
+)
+def test_no_batch_is_lost_where_closing_comes_at_a_bad_moment(jobs: Jobs, folder: Path, how: str, rank: int) -> None:
+    plan = Plan({"tp": 4}, [], ["tp"], nodes="aabb", across_nodes=True, batches=12, calls=[[6, "close", {}]])
+    check_equal(folder, plan, jobs.run(replace(plan, **{how: rank})))
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.sweep)])
+def test_a_step_that_fails_on_one_rank_ends_the_others(jobs: Jobs, rank: int) -> None:
+    plan = Plan({"tp": 4}, [], ["tp"], nodes="aabb", across_nodes=True, batches=50, fails=[rank, 5])
+    reports = jobs.run(plan)
+    for other, report in reports.items():
+        assert report["error"][0] == ("RuntimeError" if other == rank else "WorkerDiedError"), report
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("killed", range(4))
 def test_a_rank_of_several_nodes_is_killed(jobs: Jobs, killed: int) -> None:
