@@ -339,13 +339,14 @@ class BasicDataLoader(TorchAttributes, Generic[T]):
         try:
             with interrupts_deferred():  # what is not stored here any more and not closed would never be ended
                 prefetcher, self._prefetcher = self._prefetcher, None
-                # Another thread may open the next one meanwhile.
-                finalizer, closing = self._finalizer, self._closing
-                self._finalizer = self._closing = None
-                self._watchdog.show_workers = None
-                is_open = finalizer is not None and finalizer.detach() is not None
-                if closing is not None and is_open:
-                    forget(closing)
+                if prefetcher is not None:
+                    # Another thread may open the next one meanwhile.
+                    finalizer, closing = self._finalizer, self._closing
+                    self._finalizer = self._closing = None
+                    self._watchdog.show_workers = None
+                    is_open = finalizer is not None and finalizer.detach() is not None
+                    if closing is not None and is_open:
+                        forget(closing)
         finally:  # also after Ctrl-C
             try:
                 if prefetcher is not None and is_open:

@@ -182,7 +182,7 @@ def drain(event: int) -> None:
 
 
 class RemoteChannel:
-    """A connection over the network: whole messages, and no descriptors. Neither end waits for the rest of one.
+    """A connection over the network: whole messages, and no descriptors. They travel in parts.
 
     Args:
         sock: This end of it; the channel owns it from now on.

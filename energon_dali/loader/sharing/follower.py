@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -99,11 +100,6 @@ class FollowerLoader(SharingLoader[T]):
         super().close()
         self._link.leave()
 
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            self._link.is_failing = True
-        super().__exit__(*error)
-
     # --- states -----------------------------------------------------------------------------------------------------
 
     def save_state_rank(self) -> State:
@@ -132,20 +128,23 @@ class FollowerLoader(SharingLoader[T]):
                 "A state can only be restored before the first batch is taken, and this loader has delivered some. "
                 "Make a new loader and restore into that."
             )
-        with interrupts_deferred():
+        with self._call():
             self._snapshot = dict(state)
             self._note_call("restore_state_rank", state=without_failures(state))
 
-    def _note_call(self, name: str, **arguments: Any) -> None:
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Context manager in which a call is noted: Ctrl-C comes before or after it."""
         with self._turn:
             self._stop()
             with interrupts_deferred():
                 self._called_at = self._progress.given
-                super()._note_call(name, **arguments)
+                yield
 
     def skip_steps(self, first: int, stop: int, *, by: Any = "auto") -> None:
         """Expects that the rank that reads skips the same steps; see SavableDataLoader.skip_steps."""
-        self._note_call("skip_steps", first=first, stop=stop, by=by)
+        with self._call():
+            self._note_call("skip_steps", first=first, stop=stop, by=by)
 
     def change_workers(self, num_workers: int) -> None:
         """Does nothing: the other rank has the workers, and no batch depends on their number."""
@@ -188,16 +187,19 @@ class FollowerLoader(SharingLoader[T]):
 
     def start_at(self, consumed_samples: int, *, step: int | None = None) -> None:
         """Expects that the rank that reads continues there; see SavableDataLoader.start_at."""
-        self._note_call("start_at", consumed_samples=consumed_samples, step=step)
-        self._started_at = self._progress.given, consumed_samples
+        with self._call():
+            self._started_at = self._progress.given, consumed_samples
+            self._note_call("start_at", consumed_samples=consumed_samples, step=step)
 
     def resize(self, rank: int, world_size: int) -> None:
         """Expects that the rank that reads continues with another number of ranks; see SavableDataLoader.resize."""
         self._check_global_batches("resize")
         old = self.worker_config
-        self.worker_config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
-        self._note_call("resize", rank=rank, world_size=world_size)
-        self._resized_at = self._progress.given
+        config = old.with_layout(rank=rank, world_size=world_size, num_workers=old.num_workers)
+        with self._call():
+            self.worker_config = config
+            self._resized_at = self._progress.given
+            self._note_call("resize", rank=rank, world_size=world_size)
 
     def set_weights(
         self,
@@ -210,7 +212,8 @@ class FollowerLoader(SharingLoader[T]):
     ) -> None:
         """Expects that the rank that reads sets the same weights; see SavableDataLoader.set_weights."""
         steps, samples = (from_step, until_step), (from_sample, until_sample)
-        self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
+        with self._call():
+            self._note_call("set_weights", weights=weights, steps=steps, samples=samples)
 
 
 class RelayLoader(FollowerLoader[T]):
@@ -280,7 +283,11 @@ class _FollowingPrefetcher:
             raise self._failure
         outer = self._waiting.begin()
         try:
-            kept = self._link.element(self._course, self._progress.given)
+            while True:
+                given = self._progress.given
+                kept = self._link.element(self._course, given)
+                if given == self._progress.given:
+                    break  # otherwise a signal handler took it during the wait
         except RemoteFailure as failure:
             self._failure = failure.error
             raise failure.error from failure.error.__cause__

@@ -43,8 +43,13 @@ _WAIT_SECONDS = 0.2
 
 
 def _ends_by_error() -> bool:
-    """Returns whether Python has printed an exception that ends the program; a console goes on after it."""
-    return hasattr(sys, "last_value") and not hasattr(sys, "ps1")
+    """Returns whether an exception is on its way, or has ended the program; a console goes on after one."""
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):
+        error = getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit):
+        return bool(error.code)
+    return error is not None and not isinstance(error, (StopIteration, GeneratorExit))
 
 
 class RemoteFailure(Exception):  # noqa: N818 - it carries one
@@ -91,7 +96,7 @@ class Link:
         self._failed: Failed | None = None
         self._broken: WorkerError | None = None
         """Why messages were lost on the way."""
-        self.on_waiting: Callable[[tuple[int, ...]], None] | None = None
+        self.on_waiting: Callable[[tuple[int, ...]], object] | None = None
         """On a relay, passes on the ranks for which the reader waits: its own consumers judge their waits."""
         self.is_stopped = False
         """Whether a wait has to end, because the loader stops what waits."""
@@ -223,7 +228,9 @@ class Link:
             self._watchdog.check(waited)
             return
         limit = self._watchdog.limit_seconds
-        if self.on_waiting is None and limit is not None and waited > limit:
+        if self.on_waiting is not None:
+            self.on_waiting(self._late)
+        elif limit is not None and waited > limit:
             raise late_ranks(self._late, waited)
 
     def batch(self, kept: _Kept) -> Any:
@@ -270,7 +277,8 @@ class Link:
 
     def leave(self) -> None:
         """Reports to the reader that this rank may end, unless an error ends it."""
-        if self._channel is not None and self._welcome is not None and not (self.is_failing or _ends_by_error()):
+        self.is_failing = self.is_failing or _ends_by_error()
+        if self._channel is not None and self._welcome is not None and not self.is_failing:
             try:
                 self._channel.send(encode(Goodbye()), wait=False)
             except OSError:

@@ -120,7 +120,7 @@ class Publisher:
                 one.course == course and not one.has_left and one.wanted > epoch_end for one in self._followers.values()
             )
             if not behind and not is_own_behind and some_wants:
-                self._report(())
+                self.report(())
                 return True
             now = time.monotonic()
             if now - noticed > _NOTICE_SECONDS and some_wants:
@@ -132,25 +132,29 @@ class Publisher:
                     late += [rank] if one is None else [self._hello.rank] if one.is_ahead(course) else one.late
                 if is_own_behind:
                     late.append(self._hello.rank)
-                self._report(tuple(dict.fromkeys(late)))
+                self.report(tuple(dict.fromkeys(late)))
             channels = [one.channel.fileno() for one in self._followers.values()]
             readable([self._wake, *channels], 0.25 if now - began < 1 else 1.0)
             drain(self._wake)
 
-    def _report(self, ranks: tuple[int, ...]) -> None:
-        """Tells all others for which ranks this one waits."""
-        if ranks != self.waits_for:
-            self.note(ranks)
-            if self.on_waiting is not None:
-                self.on_waiting(ranks)
+    def report(self, ranks: tuple[int, ...]) -> None:
+        """Tells all others for which ranks this one waits, if these are other ones than before."""
+        if self.note(ranks) and self.on_waiting is not None:
+            self.on_waiting(ranks)
 
-    def note(self, ranks: tuple[int, ...]) -> None:
-        """Sends the followers the ranks for which the reader waits. One that has no room has messages to read first."""
+    def note(self, ranks: tuple[int, ...]) -> bool:
+        """Sends the followers the ranks for which the reader waits; returns whether these are other ones than before.
+
+        A follower that has no room for the message has others to read first.
+        """
+        if ranks == self.waits_for:
+            return False
         self.waits_for = ranks
         for one in self._followers.values():
             if not one.is_gone:
                 with contextlib.suppress(OSError):
                     one.channel.send(encode(Waiting(ranks)), wait=False)
+        return True
 
     def _is_behind(self, rank: int, course: Course, number: int) -> bool:
         one = self._followers.get(rank)
@@ -199,7 +203,10 @@ class Publisher:
                 f"{self._hello.data_rank[0]} of {self._hello.data_rank[1]}"
             )
         one = Served(hello.rank, channel)
-        self._send(one, self._welcome if refusal is None else replace(self._welcome, refusal=refusal))
+        data = encode(self._welcome if refusal is None else replace(self._welcome, refusal=refusal))
+        with contextlib.suppress(OSError):  # `_receive` notices that it has ended
+            while not channel.send(data, wait=False) and not self.is_closed:
+                writable(channel.fileno(), 0.1)
         if refusal is None and not self.is_closed:
             self._new.put(one)
             self.wake()
@@ -290,7 +297,7 @@ class Publisher:
                 if self.is_closed or self.is_interrupted:
                     return False
                 if time.monotonic() - began > _NOTICE_SECONDS:
-                    self._report((one.rank,))
+                    self.report((one.rank,))
                 writable(one.channel.fileno(), 0.01)
         except OSError:
             return False  # `_receive` notices that it has ended

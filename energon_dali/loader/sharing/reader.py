@@ -261,12 +261,12 @@ def late_ranks(ranks: tuple[int, ...], seconds: float) -> WatchdogTimeoutError:
         ranks: Their numbers in the whole job.
         seconds: Time for which others have waited for them.
     """
-    named = f"Rank {ranks[0]} has" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} have"
+    named, has = (f"Rank {ranks[0]}", "has") if len(ranks) == 1 else (f"Ranks {', '.join(map(str, ranks))}", "have")
     return WatchdogTimeoutError(
-        f"{named} not asked for a batch for {seconds:.0f} s, and the ranks that share batches with it wait. All of "
-        "them must call next equally often, and call skip_steps, set_weights, resize and the like between the same "
-        "batches. Leave a dimension of the mesh out of `shared` if its ranks need no batches, or raise "
-        "watchdog_timeout_seconds if a step may take that long."
+        f"{named} {has} not asked for a batch for {seconds:.0f} s, or {has} not made a call that others have made, and "
+        "the ranks that share these batches wait. All of them must call next equally often, and call skip_steps, "
+        "set_weights, resize and the like between the same batches. Leave a dimension of the mesh out of `shared` if "
+        "its ranks need no batches, or raise watchdog_timeout_seconds if a step may take that long."
     )
 
 
@@ -299,6 +299,8 @@ def _run(shared: _Shared, first: int) -> None:
                 if shared.is_stopped:  # another thread may publish by now
                     break
             except StopIteration:
+                if shared.wanted_by_trainer() is None:
+                    break
                 snapshot = shared.inner.snapshot
                 state, sizes = shared.report_after(snapshot, ends_epoch=True)
                 publisher.publish(course, number, None, state, sizes, ends_epoch=True)
@@ -315,6 +317,7 @@ def _run(shared: _Shared, first: int) -> None:
                 shared.items.put((_ELEMENT, (element, shared.handoff.record(element)), snapshot))
                 element = None
             number += 1
+        publisher.report(())
         shared.items.put((_FAILED, WorkerError(CLOSED), None))
     except BaseException as error:
         try:

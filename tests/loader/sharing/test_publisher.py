@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from energon_dali.loader.processes.shared_memory import Channel
 from energon_dali.loader.sharing import publisher as publishing
 from energon_dali.loader.sharing.messages import Course, Goodbye, Hello, Sizes, Took, Waiting, Welcome, decode, encode
 from energon_dali.loader.sharing.publisher import Publisher
+from energon_dali.loader.sharing.reader import Progress, PublishingPrefetcher
+from energon_dali.loader.watchdog import Watchdog
 
 HELLO = Hello(0, 0, "text", (0, 1))
 WELCOME = Welcome(Sizes(10, None, False), b"")
@@ -140,3 +144,36 @@ def test_a_follower_that_left_with_messages_unread_has_not_died() -> None:
         theirs.send(encode(Goodbye()))
         theirs.close()
         assert has_room(publisher, AFTER, 50)
+
+
+class Endless:
+    """A prefetcher whose elements nobody asks for."""
+
+    snapshot: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    occupancy = None
+
+    def next(self) -> Any:
+        raise AssertionError("a follower has not connected")
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+
+def test_a_reader_that_stops_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "_NOTICE_SECONDS", -1.0)
+    publisher = Publisher((1,), HELLO, WELCOME, 3)
+    prefetcher = PublishingPrefetcher(
+        Endless(),
+        publisher,
+        BEFORE,
+        Progress(),
+        lambda *_, **__: ({}, WELCOME.sizes),
+        Watchdog(None, None, fail_on_timeout=False),
+        2,
+    )
+    while publisher.waits_for != (1,):
+        time.sleep(0.01)
+    prefetcher.close()
+    assert publisher.waits_for == ()
+    assert publisher.running is None
+    publisher.close()
