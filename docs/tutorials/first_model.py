@@ -33,12 +33,12 @@ run("energon-dali demo-data data")  # makes data/photos; yours may be anywhere
 
 # %%
 run(
-    "energon-dali pack data/photos photo-shards --sample-type ImageClassificationSample "
+    "energon-dali pack data/photos class-shards --sample-type ImageClassificationSample "
     "--split train=0.8,val=0.2 --shuffle 1"
 )
 
 # %% [markdown]
-# `energon-dali preview photo-shards` shows samples in the terminal, and `energon-dali view photo-shards` in the browser.
+# `energon-dali preview class-shards` shows samples in the terminal, and `energon-dali view class-shards` in the browser.
 #
 # ## Define what happens to an image
 #
@@ -75,14 +75,14 @@ class ValEncoder(ed.DefaultTaskEncoder):
 # %%
 workers = ed.WorkerConfig.default_worker_config(num_workers=2)
 train_set = ed.get_train_dataset(
-    "photo-shards",
+    "class-shards",
     batch_size=32,
     shuffle_buffer_size=1000,
     task_encoder=TrainEncoder(),
     worker_config=workers,
 )
 val_set = ed.get_val_dataset(
-    "photo-shards", batch_size=32, task_encoder=ValEncoder(), worker_config=workers
+    "class-shards", batch_size=32, task_encoder=ValEncoder(), worker_config=workers
 )
 
 with ed.get_loader(val_set) as loader:

@@ -120,6 +120,7 @@ dist.all_reduce(read)  # of all ranks
 if rank == 0:
     remote, local = (read / 1e6).tolist()
     print(f"{remote:.0f} MB from the bucket, {local:.0f} MB from local disks", flush=True)
+dist.barrier()  # else gloo may abort at its end, after all_reduce (PyTorch 2.13)
 dist.destroy_process_group()
 """
 Path("train.py").write_text(TRAIN)

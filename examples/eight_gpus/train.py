@@ -126,6 +126,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         for one in everybody:
             print(json.dumps(one), flush=True)
+    dist.barrier()  # else gloo may hang at its end, after all_gather_object (PyTorch 2.13)
     dist.destroy_process_group()
 
 
