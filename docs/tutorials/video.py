@@ -33,7 +33,7 @@ folder.mkdir(exist_ok=True)
 for number in range(6):
     shutil.copy("data/video.mp4", folder / f"{number}.mp4")
     (folder / f"{number}.txt").write_text(f"video {number}")
-run("energon-dali pack videos clips --overwrite")  # also after an earlier run of this page
+run("energon-dali pack videos clips --overwrite")  # what an earlier run wrote
 
 # %% [markdown]
 # ## Index them
