@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import io
+import multiprocessing
 import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -248,15 +250,16 @@ def audio_file(name: str) -> bytes:
 def encode_video(recipe: VideoRecipe) -> bytes:
     """Returns the video of a recipe; a pure function.
 
-    FFmpeg has refused packets of x265, even twice: encoders of one process share the size of their largest units, until
-    the last of them is freed. The video is made again then.
+    FFmpeg has refused packets of x265, even five times: encoders of one process share the size of their largest units,
+    until the last of them is freed. The video is made again then, and in the end in a process of its own.
     """
     with _scheduling_kept():
         for _ in range(4):
             with suppress(av.error.PatchWelcomeError):
                 return _encode_video(recipe)
             gc.collect()
-        return _encode_video(recipe)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+            return other.submit(_encode_video, recipe).result()
 
 
 @contextmanager
