@@ -77,7 +77,7 @@ class Publisher:
         self.on_close: Callable[[], None] | None = None
         """Called once, when this is closed."""
         self.on_waiting: Callable[[tuple[int, ...]], None] | None = None
-        """On a relay, tells the reader for which ranks it waits."""
+        """On a relay, reports to the reader for which ranks it waits."""
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Publisher:
             drain(self._wake)
 
     def report(self, ranks: tuple[int, ...]) -> None:
-        """Tells all others for which ranks this one waits, if these are other ones than before."""
+        """Reports to all others for which ranks this one waits, if these are other ones than before."""
         if self.note(ranks) and self.on_waiting is not None:
             self.on_waiting(ranks)
 
